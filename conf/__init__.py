@@ -1,0 +1,1 @@
+"""Hydra configuration: yaml files only."""

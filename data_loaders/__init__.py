@@ -1,0 +1,1 @@
+"""Edit pairs: reading, resizing, ordering and batching."""

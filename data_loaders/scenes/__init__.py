@@ -1,0 +1,1 @@
+"""The embedded world: small scenes drawn under known physics."""

@@ -1,0 +1,1 @@
+"""What runs at set checkpoints: generate, judge, measure, report."""

@@ -1,0 +1,1 @@
+"""Numbers computed from judged answers and pictures."""

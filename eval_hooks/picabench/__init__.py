@@ -1,0 +1,1 @@
+"""PICABench: the benchmark's files, generation, questions and hook."""

@@ -1,0 +1,1 @@
+"""Launch plans: which processes start, with which environment."""

@@ -1,0 +1,1 @@
+"""The editors that can be trained, behind one protocol."""

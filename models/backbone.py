@@ -1,0 +1,112 @@
+"""The seam between an image editor and everything that trains or evaluates it.
+
+Shape legend: B batch, C latent channels, H W pixels, h w latent cells, T text tokens, D width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from physedit.data_loaders.sample import EditBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """Everything a training step needs of a batch, without gradient.
+
+    Attributes:
+        target: ``[B, C, h, w]`` float32, normalised latents of the target pictures (x_0).
+        source: ``[B, C, h, w]`` float32, normalised latents of the source pictures; may have another h, w.
+        text: encoded instructions by the backbone's own names, each ``[B, ...]``.
+        change: ``[B, 1, h, w]`` float32 in 0..1, how much of each target cell's pixels the edit changes.
+        time_shift: the pipeline's own ``mu`` for the target's size; sigma is shifted by ``exp(mu)``.
+    """
+
+    target: Tensor
+    source: Tensor
+    text: Mapping[str, Tensor]
+    change: Tensor
+    time_shift: float
+
+    def to(self, device: torch.device) -> "Conditioning":
+        """Returns a copy whose tensors lie on ``device``."""
+        return Conditioning(
+            target=self.target.to(device),
+            source=self.source.to(device),
+            text={name: value.to(device) for name, value in self.text.items()},
+            change=self.change.to(device),
+            time_shift=self.time_shift,
+        )
+
+
+class Backbone(Protocol):
+    """An instruction-driven image editor whose denoiser can be fine-tuned.
+
+    The denoiser is an argument of ``velocity`` and ``edit``, so that a wrapped module (DDP, DeepSpeed) can be
+    passed; ``denoiser`` is the bare module.
+    """
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """The module that trains, with every base weight frozen."""
+        ...
+
+    @property
+    def pixel_multiple(self) -> int:
+        """Height and width of every picture must be multiples of this many pixels."""
+        ...
+
+    @property
+    def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
+        """Regular expressions over module names, by preset: the keys of every backbone are the same."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything in the base that changes an edit: weights, classes, dtype."""
+        ...
+
+    def to(self, device: torch.device) -> None:
+        """Moves every part of the editor to ``device``."""
+        ...
+
+    def encode(self, batch: EditBatch) -> Conditioning:
+        """Encodes pictures and instructions as the stock pipeline would; no gradient.
+
+        Raises:
+            ValueError: a picture size that is no multiple of ``pixel_multiple``.
+        """
+        ...
+
+    def velocity(
+        self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
+    ) -> Tensor:
+        """Predicts n - x_0, float32 ``[B, C, h, w]``, from ``noisy`` of that shape and ``sigma`` ``[B]``."""
+        ...
+
+    def edit(
+        self,
+        denoiser: nn.Module,
+        source: Tensor,
+        instructions: Sequence[str],
+        *,
+        num_steps: int,
+        guidance: float,
+        generators: Sequence[torch.Generator],
+    ) -> Tensor:
+        """Edits ``source`` uint8 ``[B, 3, H, W]`` with the stock diffusers pipeline; same shape, same dtype.
+
+        One CPU generator an item draws its noise, so a picture does not depend on its batch.
+        """
+        ...
+
+    def save_adapter(self, state: Mapping[str, Tensor], folder: str, *, rank: int, alpha: float) -> None:
+        """Writes adapter tensors (peft names) as diffusers LoRA safetensors that the stock pipeline loads."""
+        ...
+
+    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
+        """Reads what ``save_adapter`` wrote, under the same names and float32."""
+        ...

@@ -1,0 +1,1 @@
+"""The small shipped FLUX.1-Kontext editor and the command that rebuilds it."""

@@ -1,0 +1,1 @@
+"""Fine-tuning for physics-aware image editors."""

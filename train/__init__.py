@@ -1,0 +1,1 @@
+"""The trainer: composition, the training loop, checkpoints and the command line."""
