@@ -1,0 +1,76 @@
+"""PICA-100K: edit pairs from generated videos, with three levels of instruction.
+
+Source: https://huggingface.co/datasets/Andrew613/PICA-100K, split ``train``, 105,085 rows sorted by law.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from physedit.data_loaders.reader import PairColumns, PairReader
+from physedit.data_loaders.sample import DatasetLayoutError, EditSample, PromptLevel
+from physedit.data_loaders.tables import ParquetRows, find_parquet_files, parquet_columns
+
+_COLUMNS = PairColumns(
+    source="src_img",
+    target="tgt_img",
+    instructions={level: f"{level.value}_prompt" for level in PromptLevel},
+    law="law",
+    operation="op",
+)
+_TEXTS = (*_COLUMNS.instructions.values(), "law", "op")
+_PICTURES = ("src_img", "tgt_img")
+_DOWNLOAD = "hf download Andrew613/PICA-100K --repo-type dataset --local-dir"
+
+
+class Pica100k:
+    """An ``EditDataset`` over parquet files with PICA-100K's seven columns."""
+
+    def __init__(
+        self, *, path: str, resolution: Sequence[int] | None = None, limit: int | None = None
+    ) -> None:
+        """Opens the parquet files under ``path``.
+
+        Args:
+            path: a folder with ``data/train-*.parquet`` or ``train-*.parquet``, or one parquet file.
+            resolution: height and width in pixels of every picture, or None to keep the stored sizes.
+            limit: use this many rows, evenly spaced over all laws; None for all.
+
+        Raises:
+            DatasetLayoutError: no files there, or a column of the seven is missing.
+            DatasetRowError: an instruction is missing or blank.
+            ValueError: no rows, or a resolution or limit that makes no sense.
+        """
+        files = find_parquet_files(Path(path).expanduser(), remedy=f"Download it with: {_DOWNLOAD} {path}")
+        for file in files:
+            _check_columns(file, parquet_columns(file))
+        rows = ParquetRows(files, texts=_TEXTS, pictures=_PICTURES)
+        self._reader = PairReader(rows, _COLUMNS, resolution=resolution, limit=limit)
+
+    @property
+    def levels(self) -> frozenset[PromptLevel]:
+        """All three levels."""
+        return self._reader.levels
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def sample(self, index: int, level: PromptLevel) -> EditSample:
+        """Returns the ``index``-th row in use with the instruction of ``level``.
+
+        Raises:
+            DatasetRowError: a picture is missing or cannot be decoded, or the two do not fit each other.
+        """
+        return self._reader.sample(index, level)
+
+
+def _check_columns(file: Path, found: Mapping[str, str]) -> None:
+    missing = [name for name in (*_TEXTS, *_PICTURES) if name not in found]
+    if missing:
+        near = {name: get_close_matches(name, found, n=1) for name in missing}
+        hints = [f"'{name}' is missing, did you mean '{match[0]}'?" for name, match in near.items() if match]
+        raise DatasetLayoutError(
+            f"{file} is not in PICA-100K's layout. Expected the columns {', '.join((*_TEXTS, *_PICTURES))}; found "
+            f"{', '.join(found)}. Missing: {', '.join(missing)}. {' '.join(hints)} Download the set again with "
+            f"`{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
+        )

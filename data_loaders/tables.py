@@ -1,0 +1,87 @@
+"""Rows of parquet files, memory-mapped, each with its origin."""
+
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from physedit.data_loaders.sample import DatasetLayoutError, Origin
+
+
+class ParquetRows:
+    """Random access to the rows of parquet files, in the order of ``files``.
+
+    Parquet itself can only be read by whole row groups (about 100 pictures), so the rows go once through the Arrow
+    cache of HF ``datasets`` and are memory-mapped from there: a row costs its own bytes. Picklable; ranks that open
+    the same files wait for each other's conversion.
+    """
+
+    def __init__(self, files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> None:
+        """Opens the columns ``texts`` and ``pictures`` of ``files``; the caller has checked that they are there."""
+        from datasets import Dataset, Features, Image, Value
+        from pyarrow import parquet
+
+        features = {name: Value("string") for name in texts} | {
+            name: Image(decode=False) for name in pictures
+        }
+        self._files = tuple(files)
+        self._ends = list(itertools.accumulate(parquet.read_metadata(file).num_rows for file in files))
+        self._rows = Dataset.from_parquet(
+            [str(file) for file in files], columns=list(features), features=Features(features)
+        )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, index: int) -> Mapping[str, object]:
+        """Returns the columns of row ``index``; a picture is a mapping with ``bytes`` and ``path``."""
+        row: Mapping[str, object] = self._rows[index]
+        return row
+
+    def texts(self, column: str) -> Sequence[object]:
+        """Returns one column of all rows; meant for text."""
+        values: Sequence[object] = self._rows.data.column(column).to_pylist()
+        return values
+
+    def origin(self, index: int) -> Origin:
+        """Returns the file of row ``index`` and its number in that file."""
+        file = bisect.bisect_right(self._ends, index)
+        return Origin(str(self._files[file]), index - (self._ends[file - 1] if file else 0))
+
+
+def parquet_columns(file: Path) -> Mapping[str, str]:
+    """Returns the columns of ``file`` and their Arrow types.
+
+    Raises:
+        DatasetLayoutError: the file is no parquet file.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        schema = parquet.read_schema(file)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise DatasetLayoutError(
+            f"{file} is no readable parquet file: {error}. Download it again."
+        ) from error
+    return {field.name: str(field.type) for field in schema}
+
+
+def find_parquet_files(path: Path, *, remedy: str) -> tuple[Path, ...]:
+    """Returns ``path`` if it is a file, else its ``data/train-*.parquet`` or ``train-*.parquet``, sorted by name.
+
+    Raises:
+        DatasetLayoutError: nothing there; the message ends with ``remedy``.
+    """
+    if path.is_file():
+        return (path,)
+    for folder in (path / "data", path):
+        files = tuple(sorted(folder.glob("train-*.parquet")))
+        if files:
+            return files
+    found = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else None
+    state = f"it holds {', '.join(found) or 'nothing'}" if found is not None else "there is no such path"
+    raise DatasetLayoutError(
+        f"No parquet files under {path}: {state}. Expected {path}/data/train-*.parquet, {path}/train-*.parquet, "
+        f"or one parquet file. {remedy}"
+    )

@@ -1,0 +1,74 @@
+"""Latents as FLUX sees them: packing, positions and the map of changed pixels. Pure.
+
+Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHANGE_THRESHOLD = 16 / 255
+"""A pixel counts as changed when a colour moves by more than this (0..1). Ours: above the noise that video
+compression leaves between two frames of a still scene, below the faintest shadow worth learning; not tuned."""
+
+
+def pack(latents: Tensor) -> Tensor:
+    """Turns ``[B, C, h, w]`` into tokens of 2x2 cells ``[B, h/2 * w/2, 4C]``.
+
+    Source: FluxKontextPipeline._pack_latents, diffusers.
+    """
+    batch, channels, height, width = latents.shape
+    cells = latents.reshape(batch, channels, height // 2, 2, width // 2, 2)
+    return cells.permute(0, 2, 4, 1, 3, 5).reshape(batch, (height // 2) * (width // 2), 4 * channels)
+
+
+def unpack(tokens: Tensor, *, height: int, width: int) -> Tensor:
+    """Turns tokens ``[B, N, 4C]`` back into ``[B, C, h, w]`` of ``height`` and ``width`` latent cells."""
+    batch, _, channels = tokens.shape
+    cells = tokens.reshape(batch, height // 2, width // 2, channels // 4, 2, 2)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels // 4, height, width)
+
+
+def token_positions(target: Tensor, source: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the ids of [target, source] tokens, ``[N + N', 3]``: 0 or 1, row, column, each grid from 0.
+
+    The grids overlap on purpose; the first column alone tells them apart. One id list serves the whole batch.
+
+    Args:
+        target: ``[B, C, h, w]``, only its shape and device count.
+        source: ``[B, C, h', w']``.
+        dtype: the pipeline keeps ids in the dtype of its latents.
+
+    Source: FluxKontextPipeline.prepare_latents, diffusers.
+    """
+    grids = [_grid(latents, mark) for mark, latents in enumerate((target, source))]
+    return torch.cat(grids).to(device=target.device, dtype=dtype)
+
+
+def changed_share(source: Tensor, target: Tensor, cell_px: int) -> Tensor:
+    """Returns the share of changed pixels in each latent cell, float32 ``[B, 1, h, w]`` in 0..1.
+
+    Args:
+        source: uint8 ``[B, 3, H, W]``.
+        target: uint8 of the same shape.
+        cell_px: side of a cell in pixels.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if source.shape != target.shape:
+        raise ValueError(
+            f"Changed pixels need two pictures of one shape, found {tuple(source.shape)} and "
+            f"{tuple(target.shape)}. Set data.resolution to bring all pictures to one size."
+        )
+    difference = (source.float() - target.float()).abs().amax(dim=1, keepdim=True) / 255
+    return F.avg_pool2d((difference > CHANGE_THRESHOLD).float(), cell_px)
+
+
+def _grid(latents: Tensor, mark: int) -> Tensor:
+    rows, columns = latents.shape[-2] // 2, latents.shape[-1] // 2
+    ids = torch.zeros(rows, columns, 3)
+    ids[..., 0] = mark
+    ids[..., 1] = torch.arange(rows)[:, None]
+    ids[..., 2] = torch.arange(columns)[None, :]
+    return ids.reshape(rows * columns, 3)

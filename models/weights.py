@@ -1,0 +1,80 @@
+"""Where the weights of a backbone come from, and what names them."""
+
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+TOY = "toy"
+RANDOM_TINY = "random_tiny"
+_TOY_FOLDERS = Path(__file__).parent / "toy"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_INDEX = "model_index.json"
+_CHUNK_BYTES = 2**24
+
+
+def find_weights(weights: str, toy: str) -> Path | str:
+    """Returns the folder that ``weights`` stands for, or ``weights`` itself if it can only be a hub id.
+
+    Args:
+        weights: a pipeline folder, a hub id, or ``toy``.
+        toy: name of the backbone's folder under models/toy.
+
+    Raises:
+        ValueError: no such folder, and no hub id either.
+    """
+    folder = _TOY_FOLDERS / toy if weights == TOY else Path(weights).expanduser()
+    if (folder / _INDEX).is_file():
+        return folder.resolve()
+    if weights != TOY and not folder.exists() and _HUB_ID.fullmatch(weights):
+        return weights
+    state = f"exists but holds no {_INDEX}" if folder.exists() else "does not exist"
+    raise ValueError(
+        f"backbone.weights is '{weights}', but the folder {folder} {state}. Give the folder of a diffusers pipeline "
+        f"(one with {_INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the small editor "
+        f"that comes with the package, or '{RANDOM_TINY}' for random weights."
+    )
+
+
+def cached_snapshot(hub_id: str) -> Path | None:
+    """Returns the local snapshot folder of a hub id, named after its commit; None if it is not in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    index = try_to_load_from_cache(hub_id, _INDEX)
+    return Path(index).parent if isinstance(index, str) else None
+
+
+def hash_folder(folder: Path) -> str:
+    """Returns the SHA-256 over the names and bytes of all files under ``folder``.
+
+    A file's hash is kept for this process while path, size and modification time stay the same.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        stat = file.stat()
+        name = file.relative_to(folder).as_posix()
+        digest.update(f"{name}\0{_hash_file(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return digest.hexdigest()
+
+
+def hash_modules(*modules: nn.Module) -> str:
+    """Returns the SHA-256 over the names, dtypes and bytes of all weights."""
+    digest = hashlib.sha256()
+    for module in modules:
+        for name, value in sorted(module.state_dict().items()):
+            digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _hash_file(file: Path, size_bytes: int, modified_ns: int) -> str:
+    assert size_bytes >= 0 and modified_ns >= 0, "both are here as part of the cache's key"
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
