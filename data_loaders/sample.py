@@ -110,7 +110,7 @@ def collate(samples: Sequence[EditSample]) -> EditBatch:
         if sample.source.shape != first.source.shape or sample.target.shape != first.target.shape:
             raise DatasetRowError(
                 f"A batch needs pictures of one size, but {first.origin} is {_size(first)} "
-                f"and {sample.origin} is {_size(sample)}. Set data.resolution to bring all pictures to one size."
+                f"and {sample.origin} is {_size(sample)}. Set data.resolution to bring all to one size."
             )
     return EditBatch(
         sample_ids=tuple(s.sample_id for s in samples),

@@ -1,12 +1,14 @@
 """The seam between the trainer and what it evaluates: a hook sees no trainer, optimizer or tracker."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from physedit.models.backbone import Backbone
 
@@ -60,6 +62,14 @@ class MetricChange:
 
 
 @dataclass(frozen=True)
+class Flips:
+    """Questions whose answer changed sides: ``gained`` went from wrong to right, ``lost`` from right to wrong."""
+
+    gained: int
+    lost: int
+
+
+@dataclass(frozen=True)
 class EvalReport:
     """What a hook found at one step.
 
@@ -69,7 +79,8 @@ class EvalReport:
         metrics: changes by stable key, such as ``scenes/physics_acc`` or ``picabench/acc/Reflection``.
         folder: where pictures, answers and ``report.json`` of this step lie.
         notes: sentences a reader must see beside the numbers, such as which judge answered.
-        seconds: wall time of generating and judging.
+        seconds: wall time of generating and judging; no part of what makes two reports equal.
+        flips: by the keys of the accuracies in ``metrics``.
     """
 
     hook: str
@@ -77,7 +88,8 @@ class EvalReport:
     metrics: Mapping[str, MetricChange]
     folder: Path
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
+    flips: Mapping[str, Flips] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,12 +106,15 @@ class EvalContext:
         rank, world_size: this process and how many there are.
         barrier: waits for all ranks; called by every rank.
         progress: called with (done, total, label) after every batch of edits.
+        device: where the denoiser lies.
+        adapter_id: identifies the adapter's weights (``weights_digest``), equal on every rank; edits made by other
+            weights are never taken for this adapter's. Empty if unknown: then no earlier edit is reused.
     """
 
     step: int
     backbone: Backbone
     denoiser: nn.Module
-    without_adapter: "Callable[[], WithoutAdapter]"
+    without_adapter: Callable[[], AbstractContextManager[object]]
     run_folder: Path
     base_cache: Path
     rank: int = 0
@@ -107,14 +122,7 @@ class EvalContext:
     barrier: Callable[[], None] = field(default=lambda: None)
     progress: Callable[[int, int, str], None] = field(default=lambda _done, _total, _label: None)
     device: torch.device = field(default=torch.device("cpu"))
-
-
-class WithoutAdapter(Protocol):
-    """A context manager that turns the adapter off inside and on again after."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: object) -> object: ...
+    adapter_id: str = ""
 
 
 class EvalHook(Protocol):
@@ -138,6 +146,20 @@ class EvalHook(Protocol):
         """
         ...
 
+    def finished_reports(self, run_folder: Path, last_step: int) -> Sequence[EvalReport]:
+        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written."""
+        ...
+
     def run(self, context: EvalContext) -> EvalReport:
         """Evaluates; called on every rank, every rank gets the same report."""
         ...
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of names, shapes, dtypes and values, independent of order and device."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        values = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,30 @@
+# make demo: train and evaluate the shipped toy editor.  make test: the test suite.  make check: lint, types, imports.
+# Each makes .venv first if it is not there; Python 3.11 or newer and make are all that is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check install clean
+
+demo: $(INSTALLED)
+	$(BIN)/physedit train experiment=demo
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,201 @@
+"""Checkpoints on disk: small, atomic, complete or ignored.
+
+    checkpoints/step_00000400/
+        adapter/pytorch_lora_weights.safetensors   what is evaluated and shipped (the average if there is one)
+        optimizer.safetensors                      moments as PARAMETER/FIELD, and the live adapter under an average
+        run_state.json  config.yaml
+        manifest.json                              sizes and SHA-256 of all files; written last
+
+A checkpoint is written into a hidden folder and renamed, so a name without the dot is always complete; the
+manifest is checked on load all the same, because disks fail and people copy folders by hand.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from physedit.models.backbone import Backbone
+from physedit.train.files import write_json, write_text
+from physedit.train.state import Progress
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the layout; raised when an older reader would misread it."""
+
+
+class CheckpointIncomplete(ValueError):
+    """A checkpoint lacks a file, or a file is not what its manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a checkpoint holds.
+
+    Attributes:
+        progress: where the run stood.
+        adapter: the weights to evaluate and ship, by the adapter's names, float32.
+        live: the weights that training goes on from; equals ``adapter`` without an average.
+        optimizer: tensors as ``PARAMETER/FIELD``.
+    """
+
+    progress: Progress
+    adapter: Mapping[str, Tensor]
+    live: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFormat:
+    """What the exported file needs beside the tensors: the adapter's rank and alpha."""
+
+    rank: int
+    alpha: float
+
+
+class CheckpointStore:
+    """The ``checkpoints`` folder of one run. Only rank 0 writes."""
+
+    def __init__(self, folder: Path, backbone: Backbone, adapter_format: AdapterFormat, config_yaml: str) -> None:
+        self.folder = folder
+        self._backbone = backbone
+        self._format = adapter_format
+        self._config_yaml = config_yaml
+
+    def save(self, snapshot: Snapshot) -> Path:
+        """Writes a checkpoint of ``snapshot`` and returns its folder; an existing one of that step is replaced.
+
+        Raises:
+            OSError: the disk is full or not writable; older checkpoints are untouched.
+        """
+        final = self.folder / step_name(snapshot.progress.step)
+        partial = self.folder / f".{final.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            self._fill(partial, snapshot)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if final.exists():
+            shutil.rmtree(final)
+        partial.replace(final)
+        _sync_folder(self.folder)
+        return final
+
+    def newest(self) -> Path | None:
+        """Returns the newest checkpoint whose manifest holds, or None; broken ones are named in the log."""
+        for path in reversed(step_folders(self.folder)):
+            try:
+                verify(path)
+            except CheckpointIncomplete as error:
+                logger.warning("%s It is passed over.", error)
+            else:
+                return path
+        return None
+
+    def load(self, path: Path) -> Snapshot:
+        """Reads a checkpoint.
+
+        Raises:
+            CheckpointIncomplete: a file is missing or damaged.
+        """
+        verify(path)
+        tensors = load_file(str(path / "optimizer.safetensors"))
+        adapter = self._backbone.load_adapter(str(path / "adapter"))
+        live = {key.removeprefix(_LIVE): value for key, value in tensors.items() if key.startswith(_LIVE)}
+        state = json.loads((path / "run_state.json").read_text(encoding="utf-8"))
+        return Snapshot(
+            progress=Progress(**state["progress"]),
+            adapter=adapter,
+            live=live or adapter,
+            optimizer={key: value for key, value in tensors.items() if not key.startswith(_LIVE)},
+        )
+
+    def prune(self, keep: int, protected: Path | None) -> None:
+        """Removes all but the ``keep`` newest checkpoints and ``protected``."""
+        for path in step_folders(self.folder)[:-keep] if keep > 0 else []:
+            if path != protected:
+                shutil.rmtree(path)
+
+    def _fill(self, folder: Path, snapshot: Snapshot) -> None:
+        (folder / "adapter").mkdir()
+        self._backbone.save_adapter(
+            snapshot.adapter, str(folder / "adapter"), rank=self._format.rank, alpha=self._format.alpha
+        )
+        live = {} if snapshot.live is snapshot.adapter else snapshot.live
+        tensors = dict(snapshot.optimizer) | {_LIVE + name: value for name, value in live.items()}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "optimizer.safetensors")
+        write_json(folder / "run_state.json", {"format": FORMAT, "progress": snapshot.progress.to_json()})
+        write_text(folder / "config.yaml", self._config_yaml)
+        files = {str(path.relative_to(folder)): _describe(path) for path in _files_below(folder)}
+        write_json(folder / "manifest.json", {"format": FORMAT, "files": files})
+
+
+_LIVE = "live/"
+
+
+def step_name(step: int) -> str:
+    """Returns the folder name of a step: eight digits, so that names sort as steps do."""
+    return f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Returns the step a checkpoint folder is named after."""
+    return int(path.name.removeprefix("step_"))
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Returns the checkpoint folders in the order of their steps."""
+    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+
+
+def verify(path: Path) -> None:
+    """Checks every file of a checkpoint against its manifest.
+
+    Raises:
+        CheckpointIncomplete: naming the file and what is wrong with it.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointIncomplete(f"Checkpoint {path} has no readable manifest.json ({error}).") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointIncomplete(
+            f"Checkpoint {path} has layout version {manifest.get('format')}; this release reads {FORMAT}."
+        )
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.exists():
+            raise CheckpointIncomplete(f"Checkpoint {path} lacks {name}.")
+        if _describe(file) != expected:
+            raise CheckpointIncomplete(f"Checkpoint {path}: {name} is not the file that was saved.")
+
+
+def _describe(path: Path) -> dict[str, int | str]:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+        os.fsync(stream.fileno())
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

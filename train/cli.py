@@ -1,0 +1,150 @@
+"""The command line: ``physedit VERB [PATHS] key=value ...``.
+
+Heavy modules are imported inside the verbs, so that help and a refused setting answer at once.
+"""
+
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
+
+EXIT_BAD_INPUT = 2
+"""Exit code for input or configuration that cannot be used; nothing was lost."""
+
+app = typer.Typer(
+    name="physedit",
+    help="Fine-tune physics-aware image editors and measure the change on PICABench.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+scenes_app = typer.Typer(help="The embedded world: small scenes under known physics.", no_args_is_help=True)
+config_app = typer.Typer(help="Show what a command line composes to.", no_args_is_help=True)
+app.add_typer(scenes_app, name="scenes")
+app.add_typer(config_app, name="config")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=demo optimizer.lr=1e-4")
+]
+ConfigDir = Annotated[Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")]
+
+
+def main() -> None:
+    """Runs the command line; the console script ``physedit``."""
+    guarded(app)
+
+
+def train_main() -> None:
+    """Runs ``train`` with the arguments of this process: the door for ``accelerate launch -m physedit.train``."""
+    guarded(lambda: train(sys.argv[1:]))
+
+
+def guarded(action: Callable[[], object]) -> None:
+    """Runs ``action``; input that cannot be used ends in one paragraph and exit code 2, without a traceback."""
+    logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
+    for noisy in ("httpx", "accelerate", "datasets", "diffusers", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        action()
+    except ValueError as error:
+        if not _is_for_the_user(error):
+            raise
+        fail(str(error), EXIT_BAD_INPUT)
+
+
+def fail(message: str, exit_code: int) -> None:
+    """Says ``message`` on the error stream and leaves."""
+    Console(stderr=True, soft_wrap=True).print(f"physedit: {message}", style="bold red", markup=False, highlight=False)
+    raise SystemExit(exit_code)
+
+
+@app.command()
+def train(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate everything, start nothing.")] = False,
+) -> None:
+    """Fine-tunes an adapter, or resumes: physedit train experiment=demo."""
+    given = overrides or []
+    config = compose_config(given, config_dir=config_dir)
+    from physedit.train import sft
+    from physedit.train.console import print_results
+    from physedit.train.loop import NonFiniteLoss, Stopped
+    from physedit.train.signals import stop_on_signal
+
+    sft.check(config)
+    if dry_run:
+        typer.echo("Everything checked so far can be used; nothing was started.")
+        return
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    with stop_on_signal() as stop:
+        try:
+            summary = sft.train(config, given, command, stop)
+        except Stopped as stopped:
+            logging.getLogger(__name__).warning("%s Run the same command again to go on.", stopped)
+            raise SystemExit(stop.exit_code) from None
+        except NonFiniteLoss as error:
+            fail(str(error), 1)
+    if _is_rank_0():
+        print_results(Path(str(config.output_root)) / str(config.run_name), summary)
+
+
+@scenes_app.command("write")
+def scenes_write(
+    folder: Annotated[Path, typer.Argument(help="Where the world is to be written.")],
+    num_train: Annotated[int, typer.Option(min=1, help="Training pairs.")] = 2500,
+    num_benchmark: Annotated[int, typer.Option(min=1, help="Benchmark scenes.")] = 150,
+    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
+) -> None:
+    """Writes the embedded world as parquet files in the schemas of PICA-100K and PICABench."""
+    from physedit.data_loaders.scenes.write import ensure_world
+
+    ensure_world(folder, num_train=num_train, num_benchmark=num_benchmark, seed=seed)
+    typer.echo(f"Wrote {num_train} training pairs and {num_benchmark} benchmark scenes to {folder}.")
+
+
+@config_app.command("show")
+def config_show(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of yaml.")] = False,
+) -> None:
+    """Prints the composed and validated config."""
+    from omegaconf import OmegaConf
+
+    config = compose_config(overrides or [], config_dir=config_dir)
+    if as_json:
+        typer.echo(json.dumps(OmegaConf.to_container(config, resolve=True), indent=2))
+    else:
+        typer.echo(OmegaConf.to_yaml(config, resolve=True), nl=False)
+
+
+def _is_for_the_user(error: ValueError) -> bool:
+    """True for errors raised on purpose about input; a bug's ValueError keeps its traceback."""
+    from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError
+
+    return isinstance(error, (ConfigError, DatasetLayoutError, DatasetRowError)) or (
+        type(error).__module__.startswith("physedit.")
+    )
+
+
+def _is_rank_0() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _log_format() -> str:
+    return (
+        "%(message)s"
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1
+        else (f"[rank {os.environ.get('RANK', '0')}] %(message)s")
+    )

@@ -1,0 +1,86 @@
+"""Composes a run's config from the shipped yaml and a command line's overrides.
+
+Everything here happens before a weight or a picture is opened; every refusal is a ``ConfigError`` whose text is one
+paragraph: what was asked, what was found, what to do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from physedit.train.config import CONF_FOLDER, ConfigError, TrainConfig, one_line, options, suggestion
+from physedit.train.validation import validate
+
+
+def register_schema() -> None:
+    """Makes ``TrainConfig`` known to Hydra as ``train_schema``; may be called again."""
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+
+
+def compose_config(
+    overrides: Sequence[str], *, config_name: str = "train", config_dir: Path | None = None
+) -> DictConfig:
+    """Composes ``conf/CONFIG_NAME.yaml`` with ``overrides`` and validates what needs no files.
+
+    Args:
+        overrides: Hydra overrides such as ``experiment=demo`` or ``optimizer.lr=1e-4``.
+        config_name: the primary config.
+        config_dir: a folder with further yaml groups, searched after the shipped ones.
+
+    Raises:
+        ConfigError: anything in the overrides or the composed result that cannot be used.
+    """
+    register_schema()
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise ConfigError(f"--config-dir {config_dir} is not a folder. Give the folder of your yaml groups.")
+        overrides = [*overrides, f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_FOLDER)):
+            composed = compose(config_name=config_name, overrides=list(overrides))
+    except HydraException as error:
+        raise ConfigError(_explain(error, overrides, config_name)) from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(str(error))) from error
+    validate(composed)
+    return composed
+
+
+def _explain(error: HydraException, overrides: Sequence[str], config_name: str) -> str:
+    """Turns Hydra's message into one that does not advise to add a misspelled key with '+'."""
+    text = str(error)
+    for override in overrides:
+        key = override.lstrip("+~").split("=", 1)[0].strip()
+        group = key.split("@")[0]
+        names = [f.name for f in fields(TrainConfig)] + ["experiment"]
+        if f"'{key}'" in text and "Could not override" in text:
+            head, *rest = key.split(".")
+            if head not in names:
+                return f"{key} is not a setting of {config_name}.{suggestion(head, names)} See: physedit config show."
+            known = _keys_below(head)
+            hint = suggestion(rest[-1], known) if rest else ""
+            return f"{key} is not a setting of {config_name}.{hint} Known below {head}: {', '.join(known)}."
+        if f"'{group}/" in text and "Could not find" in text:
+            asked = override.split("=", 1)[1]
+            return f"{group}={asked} is not an option of {group}.{suggestion(asked, options(group))} " + (
+                f"Options: {', '.join(options(group))}."
+            )
+    return one_line(f"{text}: {error.__cause__}" if error.__cause__ else text)
+
+
+def _keys_below(head: str) -> list[str]:
+    """Returns the keys a user can set below a top-level name: of its schema, or of its shipped options."""
+    schema = OmegaConf.structured(TrainConfig)
+    if isinstance(OmegaConf.to_container(schema, throw_on_missing=False).get(head), dict):  # type: ignore[union-attr]
+        return [str(key) for key in schema[head]]
+    keys: set[str] = set()
+    for path in (CONF_FOLDER / head).glob("*.yaml"):
+        loaded = OmegaConf.load(path)
+        keys.update(str(key) for key in loaded if key not in ("_target_", "defaults"))
+    return sorted(keys)

@@ -1,0 +1,120 @@
+"""The typed schema of a run.
+
+Yaml below ``conf/`` holds choices; this file says which keys exist, their types and what they mean.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+CONF_FOLDER = Path(__file__).resolve().parent.parent / "conf"
+
+
+class ConfigError(ValueError):
+    """The configuration of a run cannot be used; the message is one paragraph for the user."""
+
+
+@dataclass
+class AdapterConfig:
+    """LoRA adapter on the denoiser."""
+
+    rank: int = 16
+    """Inner size of the two matrices."""
+    alpha: float | None = None
+    """Strength; the update is scaled by alpha / rank. None means alpha = rank."""
+    preset: str | None = "attention_mlp"
+    """Which linear layers: attention, attention_mlp, image_stream or all_linear. None when targets are given."""
+    targets: list[str] | None = None
+    """Regular expressions over module names, instead of a preset."""
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept. The last step and every evaluated step are saved."""
+
+    every: int = 0
+    """Save every so many optimizer steps; 0 means only at evaluations, at the end and on SIGTERM."""
+    keep: int = 3
+    """How many of the newest checkpoints stay; the best one always stays."""
+
+
+@dataclass
+class LevelWeights:
+    """Share of each prompt level among training samples; any non-negative numbers with a positive sum."""
+
+    superficial: float = 1.0
+    intermediate: float = 0.0
+    explicit: float = 0.0
+
+
+@dataclass
+class ScenesConfig:
+    """The embedded world to write before the run if its folder does not exist yet."""
+
+    folder: str = MISSING
+    num_train: int = 2500
+    num_benchmark: int = 150
+    seed: int = 0
+
+
+@dataclass
+class TrainConfig:
+    """One training run. Component nodes (with ``_target_``) are checked against their class's signature."""
+
+    run_name: str = MISSING
+    """Names the run folder below ``output_root``."""
+    output_root: str = "runs"
+    resume: str = "auto"
+    """auto: go on from the newest complete checkpoint if there is one. never: refuse an existing run folder."""
+    seed: int = 0
+    num_steps: int = MISSING
+    """Optimizer steps."""
+    global_batch: int = MISSING
+    """Samples an optimizer step sees over all processes and accumulation steps."""
+    micro_batch: int = MISSING
+    """Samples a process sends through the denoiser at once."""
+    num_workers: int = 0
+    """Loader processes per training process."""
+    device: str = "auto"
+    """auto (CUDA if there is one), cpu or cuda."""
+    num_threads: int | None = None
+    """CPU threads of torch per process; null leaves torch's own choice."""
+    max_grad_norm: float | None = 1.0
+    """Clip the global gradient norm to this; null switches clipping off."""
+    ema_decay: float | None = None
+    """Keep an exponential moving average of the adapter, evaluate and export it; null means none."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl; the loss is the mean since the last line."""
+    best_metric: str | None = None
+    """The metric whose tuned value names the best checkpoint, such as scenes/physics_acc; null: the newest."""
+    levels: LevelWeights = field(default_factory=LevelWeights)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    scenes: ScenesConfig | None = None
+    backbone: Any = MISSING
+    data: Any = MISSING
+    objective: Any = MISSING
+    optimizer: Any = MISSING
+    schedule: Any = MISSING
+    tracker: Any = MISSING
+    eval: dict[str, Any] = field(default_factory=dict)
+
+
+def options(group: str) -> list[str]:
+    """Returns the names of the shipped options of a config group."""
+    return sorted(path.stem for path in (CONF_FOLDER / group).glob("*.yaml"))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Returns `` Did you mean X?`` for a near match, else an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def one_line(text: str) -> str:
+    """Returns ``text`` with its line breaks folded into blanks."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())

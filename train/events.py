@@ -1,0 +1,151 @@
+"""What happens around the loop's steps: checkpoints, hooks, numbers, signals."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from physedit.eval_hooks.report import write_html_report
+
+from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
+from physedit.models.backbone import Backbone
+from physedit.models.lora import adapter_state, swapped, without_adapter
+from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
+from physedit.train.files import write_json
+from physedit.train.loop import Stopped, Trainer
+from physedit.train.progress import ProgressBar
+from physedit.train.signals import StopFlag
+from physedit.train.state import Progress, optimizer_tensors
+from physedit.train.summary import best_step, scalars, summarize
+from physedit.train.tracker import MetricsFile, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When to save and what to keep."""
+
+    run_name: str
+    num_steps: int
+    save_every: int
+    keep: int
+    best_metric: str | None
+
+
+@dataclass
+class RunEvents:
+    """The loop's ``Events`` for a run folder. Rank 0 writes; every rank runs the hooks."""
+
+    policy: Policy
+    trainer: Trainer
+    folder: Path
+    base_cache: Path
+    store: CheckpointStore
+    hooks: Sequence[EvalHook]
+    metrics_file: MetricsFile
+    tracker: Tracker
+    bar: ProgressBar
+    stop: StopFlag
+    reports: list[EvalReport] = field(default_factory=list)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The run's processes."""
+        return self.trainer.accelerator
+
+    @property
+    def backbone(self) -> Backbone:
+        """The editor."""
+        return self.trainer.backbone
+
+    def is_stopping(self) -> bool:
+        """True once any rank got a signal. Ranks agree, so that none waits for another in a collective."""
+        if self.accelerator.num_processes == 1:
+            return bool(self.stop)
+        if self.stop:
+            self.accelerator.set_trigger()
+        return bool(self.accelerator.check_trigger())
+
+    def save_is_due(self, step: int) -> bool:
+        """True at the cadence of ``checkpoint.every`` and wherever a hook evaluates: what is judged is on disk."""
+        every = self.policy.save_every
+        return (every > 0 and step % every == 0) or bool(self._due(step))
+
+    def save(self, progress: Progress) -> None:
+        """Writes a checkpoint and removes old ones; all ranks return when it is complete."""
+        if self.accelerator.is_main_process:
+            live = {name: value.detach().cpu().clone() for name, value in self._live().items()}
+            average = self.trainer.average
+            adapter = {n: v.cpu() for n, v in average.values.items()} if average is not None else live
+            optimizer = optimizer_tensors(self.backbone.denoiser, self.trainer.optimizer)
+            self.store.save(Snapshot(progress, adapter, live, optimizer))
+            best = best_step(self.reports, self.policy.best_metric)
+            self.store.prune(self.policy.keep, self.store.folder / step_name(best) if best else None)
+        self.accelerator.wait_for_everyone()
+
+    def evaluate(self, step: int) -> None:
+        """Runs the hooks due at ``step`` and records what they found."""
+        for hook in self._due(step):
+            report = self._run_hook(hook, step)
+            self.reports = [r for r in self.reports if (r.hook, r.step) != (hook.name, step)] + [report]
+            if self.accelerator.is_main_process:
+                self.metrics_file.append(step, scalars(report))
+                self.tracker.log(step, {k: v for k, v in scalars(report).items() if v is not None})
+                self.write_results()
+        self.accelerator.wait_for_everyone()
+
+    def log(self, step: int, metrics: dict[str, float], num_samples: int, seconds: float) -> None:
+        """Adds a line to metrics.jsonl and to the tracker."""
+        if not self.accelerator.is_main_process:
+            return
+        samples_per_s = num_samples / max(seconds, 1e-9)
+        line: dict[str, float | None] = {**metrics, "time/samples_per_s": samples_per_s}
+        self.metrics_file.append(step, line)
+        self.tracker.log(step, {**metrics, "time/samples_per_s": samples_per_s})
+        self.bar.numbers(step, metrics["train/loss"], samples_per_s)
+
+    def advance(self, step: int, num_samples: int) -> None:  # noqa: ARG002 - the loop's protocol
+        """Moves the bar."""
+        self.bar.advance(step)
+
+    def write_results(self) -> Mapping[str, Any]:
+        """Writes summary.json and report.html from all reports so far; returns the summary."""
+        summary = summarize(self.policy.run_name, self.reports, self.policy.best_metric)
+        write_json(self.folder / "summary.json", summary)
+        write_html_report(self.folder, self.reports, title=self.policy.run_name)
+        return summary
+
+    def _due(self, step: int) -> list[EvalHook]:
+        return [hook for hook in self.hooks if hook.cadence.is_due(step, self.policy.num_steps)]
+
+    def _live(self) -> Mapping[str, Any]:
+        return adapter_state(self.backbone.denoiser)
+
+    def _run_hook(self, hook: EvalHook, step: int) -> EvalReport:
+        denoiser = self.backbone.denoiser
+        average = self.trainer.average
+        context = EvalContext(
+            step=step,
+            backbone=self.backbone,
+            denoiser=denoiser,
+            without_adapter=lambda: without_adapter(denoiser),
+            run_folder=self.folder,
+            base_cache=self.base_cache,
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+            barrier=self.accelerator.wait_for_everyone,
+            progress=self._hook_progress,
+            device=self.accelerator.device,
+            adapter_id=weights_digest(adapter_state(denoiser) if average is None else average.values),
+        )
+        with nullcontext() if average is None else swapped(denoiser, average.values):
+            return hook.run(context)
+
+    def _hook_progress(self, done: int, total: int, label: str) -> None:
+        self.bar.hook(done, total, label)
+        if self.stop and self.accelerator.num_processes == 1:
+            raise Stopped("Stopped during an evaluation; the checkpoint before it is complete.")

@@ -1,0 +1,73 @@
+"""What a person sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere."""
+
+import logging
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+logger = logging.getLogger(__name__)
+
+LINES_OFF_TERMINAL = 10
+"""A log file gets about so many lines over a whole run."""
+
+
+class ProgressBar:
+    """The training bar with loss, samples/s and the time left, and a second one while hooks edit pictures."""
+
+    def __init__(self, num_steps: int, start_step: int, global_batch: int, *, is_main: bool) -> None:
+        self._num_steps = num_steps
+        self._global_batch = global_batch
+        self._every = max(1, num_steps // LINES_OFF_TERMINAL)
+        self._said = start_step
+        self._is_main = is_main
+        console = Console(stderr=True)
+        self._bar = (
+            Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=console,
+            )
+            if is_main and console.is_terminal
+            else None
+        )  # fmt: skip
+        self._training: TaskID | None = None
+        self._hook: TaskID | None = None
+        self._start_step = start_step
+
+    def __enter__(self) -> "ProgressBar":
+        if self._bar is not None:
+            self._bar.start()
+            self._training = self._bar.add_task("train", total=self._num_steps, completed=self._start_step, text="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        """Shows that ``step`` is done."""
+        if self._bar is not None and self._training is not None:
+            self._bar.update(self._training, completed=step)
+
+    def numbers(self, step: int, loss: float, samples_per_s: float) -> None:
+        """Shows the newest loss and rate."""
+        text = f"loss {loss:.4f}  {samples_per_s:.1f} samples/s"
+        if self._bar is not None and self._training is not None:
+            self._bar.update(self._training, text=text)
+        elif self._is_main and (step - self._said >= self._every or step == self._num_steps):
+            self._said = step
+            seconds = (self._num_steps - step) * self._global_batch / samples_per_s
+            logger.info("step %d/%d  %s  %.0f s of training left", step, self._num_steps, text, seconds)
+
+    def hook(self, done: int, total: int, label: str) -> None:
+        """Shows how far a hook is; the bar disappears when it is done."""
+        if self._bar is None:
+            return
+        if self._hook is None:
+            self._hook = self._bar.add_task(label, total=total, text="")
+        self._bar.update(self._hook, completed=done, total=total, description=label)
+        if done >= total:
+            self._bar.remove_task(self._hook)
+            self._hook = None

@@ -1,0 +1,33 @@
+"""Random numbers of training: a pure function of (seed, stream, position), never of rank or history."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from physedit.train.objective import Draws
+
+
+def draw(seed: int, positions: Sequence[int], like: Tensor) -> Draws:
+    """Returns the noise and the sigma draw of the samples at ``positions`` of the run.
+
+    Drawn on the CPU, so that every device and every number of ranks trains with the same numbers.
+
+    Args:
+        seed: the run's seed.
+        positions: global positions of the samples, one per row of ``like``.
+        like: ``[B, C, h, w]``; gives shape and device.
+    """
+    noise, normal = [], []
+    for position in positions:
+        generator = torch.Generator().manual_seed(stream_seed(seed, "noise", position))
+        normal.append(torch.randn((), generator=generator))
+        noise.append(torch.randn(like.shape[1:], generator=generator))
+    return Draws(torch.stack(noise).to(like.device), torch.stack(normal).to(like.device))
+
+
+def stream_seed(seed: int, stream: str, counter: int) -> int:
+    """Returns the 63-bit seed that belongs to (seed, stream, counter)."""
+    digest = hashlib.sha256(f"{seed}/{stream}/{counter}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

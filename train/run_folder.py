@@ -1,0 +1,142 @@
+"""The run folder: claimed once, and what it says of how the run was started."""
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from physedit.train.config import ConfigError
+from physedit.train.files import write_json, write_text
+
+FREE_TO_CHANGE = frozenset(
+    {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
+     "output_root", "best_metric"}
+)  # fmt: skip
+"""Settings a resumed run may change: they decide where and how long it runs, not what a step computes."""
+
+PACKAGES = ("accelerate", "datasets", "deepspeed", "diffusers", "numpy", "peft", "physedit", "safetensors", "torch",
+            "transformers", "wandb")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What really ran, for ``environment.json``."""
+
+    distributed_type: str
+    num_processes: int
+    device: str
+    mixed_precision: str
+    num_threads: int
+    python: str
+    platform: str
+    git_commit: str | None
+    git_is_dirty: bool | None
+    packages: dict[str, str]
+
+
+def run_folder_of(config: DictConfig) -> Path:
+    """Returns ``OUTPUT_ROOT/RUN_NAME``: a pure function of the config, so all ranks agree."""
+    return Path(str(config.output_root)) / str(config.run_name)
+
+
+def check_run_folder(config: DictConfig) -> None:
+    """Verifies that the run may use its folder; writes nothing.
+
+    Raises:
+        ConfigError: the folder holds something that the run must not touch.
+    """
+    folder = run_folder_of(config)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, but the run folder is to be there. Choose another run_name.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if config.resume == "never":
+        raise ConfigError(
+            f"The run folder {folder} exists and resume=never was asked. "
+            f"Choose another run_name, use resume=auto, or remove the folder."
+        )
+    saved = folder / "config.yaml"
+    if not saved.exists():
+        raise ConfigError(f"{folder} holds files but no config.yaml, so it is no run folder. Choose another run_name.")
+    _check_same_run(folder, OmegaConf.load(saved), config)
+
+
+def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> Path:
+    """Creates the run folder and writes config, overrides, command and environment. Rank 0 calls it."""
+    folder = run_folder_of(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_text(folder / "overrides.txt", "".join(f"{line}\n" for line in overrides))
+    write_text(folder / "command.txt", command + "\n")
+    write_json(folder / "environment.json", asdict(describe_environment(accelerator)))
+    return folder
+
+
+def describe_environment(accelerator: Accelerator) -> Environment:
+    """Returns the processes, versions and commit of this run."""
+    commit, dirty = _git()
+    return Environment(
+        distributed_type=str(accelerator.distributed_type.value),
+        num_processes=accelerator.num_processes,
+        device=str(accelerator.device),
+        mixed_precision=str(accelerator.mixed_precision),
+        num_threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        git_commit=commit,
+        git_is_dirty=dirty,
+        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+    )
+
+
+def _check_same_run(folder: Path, saved: DictConfig | ListConfig, config: DictConfig) -> None:
+    before = _flat(OmegaConf.to_container(saved, resolve=True))
+    now = _flat(OmegaConf.to_container(config, resolve=True))
+    changed = [
+        f"{key} was {before.get(key)}, is {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if key.split(".")[0] not in FREE_TO_CHANGE and before.get(key) != now.get(key)
+    ]
+    if int(str(now["num_steps"])) < int(str(before["num_steps"])):
+        changed.append(f"num_steps was {before['num_steps']}, is {now['num_steps']} (it may only grow)")
+    if changed:
+        raise ConfigError(
+            f"The run in {folder} was started with other settings: {'; '.join(changed[:5])}. "
+            f"Resume with the settings it was started with, or choose another run_name."
+        )
+
+
+def _flat(value: object, key: str = "") -> dict[str, object]:
+    if isinstance(value, dict):
+        return {k: v for name, item in value.items() for k, v in _flat(item, f"{key}.{name}" if key else name).items()}
+    return {key: value}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Returns commit and dirty flag of the checkout this package runs from, or None outside one."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None, None
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return commit, bool(status.strip())

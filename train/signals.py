@@ -1,0 +1,41 @@
+"""SIGTERM and SIGINT as a flag that the loop reads between steps."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopFlag:
+    """Which signal asked the process to stop, if any."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal_number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the signal's number, as a shell reports a process that a signal ended."""
+        return 128 + (self.signal_number or 0)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopFlag]:
+    """Turns the first SIGTERM or SIGINT into a raised flag; a second one acts as usual."""
+    flag = StopFlag()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        flag.signal_number = number
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,90 @@
+"""The state of a training run as named tensors and numbers: what a checkpoint holds and resume puts back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from physedit.models.lora import adapter_state
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        step: finished optimizer steps.
+        position: samples seen so far over all ranks; the next batch starts here.
+        window_loss: sum of the step losses since the last line of metrics.jsonl.
+        window_steps: how many steps that sum holds.
+    """
+
+    step: int = 0
+    position: int = 0
+    window_loss: float = 0.0
+    window_steps: int = 0
+
+    def to_json(self) -> dict[str, int | float]:
+        """Returns the fields as plain data."""
+        return asdict(self)
+
+
+class AdapterAverage:
+    """Exponential moving average of the adapter, float32, in the adapter's own names."""
+
+    def __init__(self, denoiser: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {name: value.detach().clone() for name, value in adapter_state(denoiser).items()}
+
+    @torch.no_grad()
+    def update(self, denoiser: nn.Module) -> None:
+        """Moves the average towards the live adapter by 1 - decay; call once after every optimizer step."""
+        live = adapter_state(denoiser)
+        torch._foreach_lerp_(list(self.values.values()), [live[name] for name in self.values], 1.0 - self.decay)
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Copies ``values`` in place; names must be the same."""
+        for name, value in self.values.items():
+            value.copy_(values[name])
+
+
+def trainable(denoiser: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the trainable parameters by name, in module order."""
+    return {name: p for name, p in denoiser.named_parameters() if p.requires_grad}
+
+
+def optimizer_tensors(denoiser: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Returns the optimizer's tensors as ``PARAMETER/FIELD``, such as ``.../exp_avg``, on the CPU."""
+    return {
+        f"{name}/{entry}": value.detach().cpu().contiguous()
+        for name, parameter in trainable(denoiser).items()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(denoiser: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Puts back what ``optimizer_tensors`` returned.
+
+    Raises:
+        ValueError: a tensor belongs to no trainable parameter, or a parameter has no tensors.
+    """
+    by_parameter: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        by_parameter.setdefault(name, {})[entry] = value
+    parameters = trainable(denoiser)
+    if set(by_parameter) != set(parameters):
+        different = sorted(set(by_parameter) ^ set(parameters))[:3]
+        raise ValueError(
+            f"The checkpoint's optimizer state is for another adapter: {', '.join(different)} on one side only. "
+            f"Resume with the adapter settings of the checkpoint's config.yaml."
+        )
+    for name, entries in by_parameter.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            entry: value.clone() if entry == "step" else value.to(parameter.device, copy=True)
+            for entry, value in entries.items()
+        }

@@ -1,0 +1,133 @@
+"""Where a run's numbers go: metrics.jsonl always, wandb as a view of it when asked.
+
+The only module that imports wandb.
+"""
+
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from physedit.train.files import read_lines, write_text
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """A view of a run beside its own files. Only rank 0 has one."""
+
+    def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Opens the run; called once, with the resolved config as plain data."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records numbers of a step."""
+        ...
+
+    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
+        """Records pictures of a step."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Closes the run."""
+        ...
+
+
+class NoTracker:
+    """Files only."""
+
+    def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
+        """Does nothing."""
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Does nothing."""
+
+
+class Wandb:
+    """A wandb run in the run folder's ``wandb/``; ``offline`` needs no account and can be synced later.
+
+    The step is logged as the metric ``step`` and all others are plotted against it, so that a resume from an
+    older step loses no points (wandb drops lower steps of its own counter).
+    """
+
+    def __init__(self, mode: str = "offline", project: str = "physedit", entity: str | None = None) -> None:
+        if mode not in ("offline", "online"):
+            raise ValueError(f"tracker.mode={mode} is not known. Use offline or online, or tracker=none.")
+        self._mode = mode
+        self._project = project
+        self._entity = entity
+        self._run: Any = None
+
+    def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``."""
+        import wandb
+
+        os.environ.setdefault("WANDB_SILENT", "true")
+        folder = run_folder / "wandb"
+        folder.mkdir(exist_ok=True)
+        id_file = folder / "run_id"
+        if not id_file.exists():
+            write_text(id_file, secrets.token_hex(4))
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            name=run_name,
+            id=id_file.read_text(encoding="utf-8"),
+            resume="allow",
+            mode=self._mode,  # type: ignore[arg-type]
+            dir=str(run_folder),
+            config=dict(config),
+            job_type="train",
+            settings=wandb.Settings(console="off", x_disable_stats=self._mode == "offline"),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records numbers against the run's own step."""
+        self._run.log({"step": step, **metrics})
+
+    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
+        """Records pictures against the run's own step."""
+        import wandb
+
+        self._run.log({"step": step, key: [wandb.Image(str(path), caption=path.stem) for path in paths]})
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Writes the summary and closes the run."""
+        self._run.summary.update(dict(summary))
+        self._run.finish(exit_code=exit_code, quiet=True)
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one JSON object a line with ``step``; keys below ``time/`` vary between equal runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rewind(self, step: int) -> None:
+        """Drops the lines after ``step``, which a resumed run writes again."""
+        kept = [line for line in read_lines(self._path) if int(str(line["step"])) <= step]
+        write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Adds a line.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
+        """
+        for key, value in metrics.items():
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **metrics}) + "\n")
