@@ -9,13 +9,11 @@ from PIL import Image
 from torch import Tensor
 
 
-def resize_cover_and_crop(
-    source: Tensor, target: Tensor, *, height_px: int, width_px: int
-) -> tuple[Tensor, Tensor]:
+def resize_cover_and_crop(source: Tensor, target: Tensor, *, height_px: int, width_px: int) -> tuple[Tensor, Tensor]:
     """Scales both pictures until they cover the size and cuts the centre, by the same relative map.
 
-    Lanczos from the uncut picture in one step, so no point moves by a rounded intermediate size. A picture that
-    already has the size is returned as it is.
+    Lanczos from the uncut picture in one step, so no point moves by a rounded intermediate size. A picture
+    that already has the size is returned as it is.
 
     Args:
         source: uint8 ``[3, H, W]``.
@@ -28,14 +26,14 @@ def resize_cover_and_crop(
     """
     if not _same_aspect(source, target):
         raise ValueError(
-            f"The source is {_size(source)} and the target {_size(target)} (width x height): their aspects differ, "
-            "so no common resize keeps the pair aligned."
+            f"The source is {_size(source)} and the target {_size(target)} (width x height): their aspects "
+            "differ, so no common resize keeps the pair aligned."
         )
     return cover_and_crop(source, height_px, width_px), cover_and_crop(target, height_px, width_px)
 
 
 def cover_and_crop(picture: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Scales uint8 ``[3, H, W]`` until it covers the size and cuts the centre: uint8 ``[3, height_px, width_px]``."""
+    """Scales uint8 ``[3, H, W]`` until it covers the size and cuts the centre, as one of the pair would be."""
     height, width = picture.shape[-2:]
     if (height, width) == (height_px, width_px):
         return picture

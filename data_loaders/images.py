@@ -21,8 +21,8 @@ _WHITE = (255, 255, 255, 255)
 def decode_rgb(data: bytes, origin: Origin) -> Tensor:
     """Decodes a stored picture to uint8 RGB ``[3, H, W]``.
 
-    The EXIF orientation is applied first, transparency is composited on white, every mode becomes RGB (16-bit grey
-    keeps its upper 8 bits), and of an animation the first frame counts.
+    The EXIF orientation is applied first, transparency is composited on white, every mode becomes RGB (16-bit
+    grey keeps its upper 8 bits), and of an animation the first frame counts.
 
     Raises:
         DatasetRowError: no picture, a truncated one, one above ``MAX_PIXELS``, or a floating-point one.
@@ -36,7 +36,7 @@ def decode_rgb(data: bytes, origin: Origin) -> Tensor:
         if isinstance(error, DatasetRowError):
             raise
         raise DatasetRowError(
-            f"The picture in {origin} ({len(data)} bytes) cannot be decoded: {error}. Replace the file or drop the row."
+            f"The picture in {origin} ({len(data)} bytes) cannot be decoded: {error}. Replace it or drop the row."
         ) from error
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
 
@@ -57,16 +57,14 @@ def read_rgb(path: Path) -> Tensor:
 def _refuse_giant(image: Image.Image, origin: Origin) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise DatasetRowError(
-            f"The picture in {origin} is {image.width}x{image.height}, above the limit of {MAX_PIXELS} pixels. "
-            "Scale it down or drop the row."
+            f"The picture in {origin} is {image.width}x{image.height}, above the limit of {MAX_PIXELS} "
+            "pixels. Scale it down or drop the row."
         )
 
 
 def _to_rgb(image: Image.Image, origin: Origin) -> Image.Image:
     if image.mode == "F":
-        raise DatasetRowError(
-            f"The picture in {origin} has floating-point pixels, whose range is not stated."
-        )
+        raise DatasetRowError(f"The picture in {origin} has floating-point pixels, whose range is not stated.")
     if image.mode.startswith("I"):
         wide = np.asarray(image.convert("I"))
         return Image.fromarray((wide.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")

@@ -24,9 +24,10 @@ class PositionedBatch:
 class Share:
     """One process's part of every global batch.
 
-    The global batch of an optimizer step is ``micro_batch * accumulation * world`` consecutive positions. Micro step
-    ``a`` of rank ``r`` takes the slice of ``micro_batch`` positions that starts at ``(a * world + r) * micro_batch``
-    within it, so any split with the same product trains on the same samples in each optimizer step.
+    The global batch of an optimizer step is ``micro_batch * accumulation * world`` consecutive positions.
+    Micro step ``a`` of rank ``r`` takes the slice of ``micro_batch`` positions that starts at
+    ``(a * world + r) * micro_batch`` within it, so any split with the same product trains on the same samples
+    in each optimizer step.
     """
 
     micro_batch: int
@@ -37,8 +38,8 @@ class Share:
     def __post_init__(self) -> None:
         if min(self.micro_batch, self.accumulation, self.world) < 1 or not 0 <= self.rank < self.world:
             raise ValueError(
-                f"Batches cannot be dealt with {self}: micro_batch, accumulation and world must be at least 1, "
-                "and rank must lie in 0..world-1."
+                f"Batches cannot be dealt with {self}: micro_batch, accumulation and world must be at least "
+                "1, and rank must lie in 0..world-1."
             )
 
     @property
@@ -47,7 +48,7 @@ class Share:
         return self.micro_batch * self.accumulation * self.world
 
     def positions(self, start: int, stop: int | None) -> Iterator[tuple[int, ...]]:
-        """Yields the positions of each micro batch from global position ``start`` until ``stop``, or without end."""
+        """Yields the positions of each micro batch from ``start`` until ``stop``, or without end."""
         first = start + self.rank * self.micro_batch
         stride = self.world * self.micro_batch
         last = first if stop is None else stop - (stride - self.rank * self.micro_batch)
@@ -82,12 +83,12 @@ class TrainingBatches:
             level_weights: prompt levels are drawn in proportion; only levels that the data set has.
             share: this rank's part.
             start_position: samples that the run has consumed over all ranks.
-            stop_position: the run's total of samples over all ranks, or None for no end; workers fetch none beyond.
+            stop_position: the run's total of samples over all ranks, beyond which none is decoded; or None.
             num_workers: processes that decode ahead; 0 decodes in this process.
 
         Raises:
-            ValueError: an empty data set, weights that cannot be drawn from, a level the data set lacks, positions
-                that are negative or no whole number of optimizer steps apart.
+            ValueError: an empty data set, weights that cannot be drawn from, a level the data set lacks,
+                positions that are negative or no whole number of optimizer steps apart.
         """
         _check_levels(dataset, level_weights)
         _check_positions(start_position, stop_position, share)
@@ -142,9 +143,7 @@ def _positioned(items: list[tuple[int, EditSample]]) -> PositionedBatch:
 
 
 def _check_levels(dataset: EditDataset, level_weights: Mapping[PromptLevel, float]) -> None:
-    lacking = sorted(
-        level for level, weight in level_weights.items() if weight and level not in dataset.levels
-    )
+    lacking = sorted(level for level, weight in level_weights.items() if weight and level not in dataset.levels)
     if lacking:
         raise ValueError(
             f"The prompt levels {', '.join(lacking)} have a weight, but the data set has only "
@@ -155,6 +154,6 @@ def _check_levels(dataset: EditDataset, level_weights: Mapping[PromptLevel, floa
 def _check_positions(start: int, stop: int | None, share: Share) -> None:
     if start < 0 or (stop is not None and (stop < start or (stop - start) % share.global_batch)):
         raise ValueError(
-            f"Positions {start} to {stop} are no whole number of optimizer steps of {share.global_batch} samples "
-            f"({share}). Make both multiples of the global batch."
+            f"Positions {start} to {stop} are no whole number of optimizer steps of {share.global_batch} "
+            f"samples ({share}). Make both multiples of the global batch."
         )

@@ -1,10 +1,10 @@
 """The order of a run: which sample, and which prompt level, stands at which global position.
 
-Pure functions of (seed, position). Nothing here knows ranks, batch sizes or history, so a run can start at any
-position, and any number of ranks sees the same sequence.
+Pure functions of (seed, position). Nothing here knows ranks, batch sizes or history, so a run can start at
+any position, and any number of ranks sees the same sequence.
 
-Random bits are Philox's raw 64-bit output, which numpy guarantees to stay the same across versions (NEP 19); the
-methods of ``numpy.random.Generator`` carry no such promise and are not used.
+Random bits are Philox's raw 64-bit output, which numpy keeps the same across versions (NEP 19); the methods of
+``numpy.random.Generator`` carry no such promise and are not used.
 """
 
 import hashlib
@@ -40,9 +40,7 @@ def level_at(position: int, weights: Mapping[PromptLevel, float], seed: int) -> 
     levels = [level for level in PromptLevel if weights.get(level, 0.0) != 0.0]
     shares = np.array([weights[level] for level in levels], dtype=np.float64)
     if not levels or not np.all(np.isfinite(shares)) or np.any(shares < 0):
-        raise ValueError(
-            f"Prompt level weights must be 0 or more with at least one above 0, found {_shown(weights)}."
-        )
+        raise ValueError(f"Prompt level weights must be 0 or more with at least one above 0, found {_shown(weights)}.")
     # The upper 53 bits make a float64 in [0, 1) exactly.
     draw = float(_raw_bits(seed, "level", position, 1)[0] >> np.uint64(11)) * 2.0**-53
     edges = np.cumsum(shares) / shares.sum()

@@ -26,9 +26,7 @@ _DOWNLOAD = "hf download Andrew613/PICA-100K --repo-type dataset --local-dir"
 class Pica100k:
     """An ``EditDataset`` over parquet files with PICA-100K's seven columns."""
 
-    def __init__(
-        self, *, path: str, resolution: Sequence[int] | None = None, limit: int | None = None
-    ) -> None:
+    def __init__(self, *, path: str, resolution: Sequence[int] | None = None, limit: int | None = None) -> None:
         """Opens the parquet files under ``path``.
 
         Args:
@@ -70,7 +68,7 @@ def _check_columns(file: Path, found: Mapping[str, str]) -> None:
         near = {name: get_close_matches(name, found, n=1) for name in missing}
         hints = [f"'{name}' is missing, did you mean '{match[0]}'?" for name, match in near.items() if match]
         raise DatasetLayoutError(
-            f"{file} is not in PICA-100K's layout. Expected the columns {', '.join((*_TEXTS, *_PICTURES))}; found "
-            f"{', '.join(found)}. Missing: {', '.join(missing)}. {' '.join(hints)} Download the set again with "
-            f"`{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
+            f"{file} is not in PICA-100K's layout. Expected the columns {', '.join((*_TEXTS, *_PICTURES))}; "
+            f"found {', '.join(found)}. Missing: {', '.join(missing)}. {' '.join(hints)} Download the set again "
+            f"with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
         )

@@ -103,7 +103,7 @@ class PairReader:
         if self._resolution is None and source.shape != target.shape:
             raise DatasetRowError(
                 f"The pictures in {origin} differ in size ({tuple(source.shape[-2:])} and "
-                f"{tuple(target.shape[-2:])}, height and width). Set data.resolution to bring both to one size."
+                f"{tuple(target.shape[-2:])}, height and width). Set data.resolution to make them equal."
             )
         try:
             return resize_cover_and_crop(source, target, height_px=height, width_px=width)

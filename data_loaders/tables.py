@@ -11,19 +11,17 @@ from physedit.data_loaders.sample import DatasetLayoutError, Origin
 class ParquetRows:
     """Random access to the rows of parquet files, in the order of ``files``.
 
-    Parquet itself can only be read by whole row groups (about 100 pictures), so the rows go once through the Arrow
-    cache of HF ``datasets`` and are memory-mapped from there: a row costs its own bytes. Picklable; ranks that open
-    the same files wait for each other's conversion.
+    Parquet itself can only be read by whole row groups (about 100 pictures), so the rows go once through the
+    Arrow cache of HF ``datasets`` and are memory-mapped from there: a row costs its own bytes. Picklable; ranks
+    that open the same files wait for each other's conversion.
     """
 
     def __init__(self, files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> None:
-        """Opens the columns ``texts`` and ``pictures`` of ``files``; the caller has checked that they are there."""
+        """Opens the columns ``texts`` and ``pictures``; the caller has checked that all files have them."""
         from datasets import Dataset, Features, Image, Value
         from pyarrow import parquet
 
-        features = {name: Value("string") for name in texts} | {
-            name: Image(decode=False) for name in pictures
-        }
+        features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
         self._files = tuple(files)
         self._ends = list(itertools.accumulate(parquet.read_metadata(file).num_rows for file in files))
         self._rows = Dataset.from_parquet(
@@ -31,7 +29,7 @@ class ParquetRows:
         )
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._rows.num_rows)
 
     def row(self, index: int) -> Mapping[str, object]:
         """Returns the columns of row ``index``; a picture is a mapping with ``bytes`` and ``path``."""
@@ -61,14 +59,12 @@ def parquet_columns(file: Path) -> Mapping[str, str]:
     try:
         schema = parquet.read_schema(file)
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DatasetLayoutError(
-            f"{file} is no readable parquet file: {error}. Download it again."
-        ) from error
+        raise DatasetLayoutError(f"{file} is no readable parquet file: {error}. Download it again.") from error
     return {field.name: str(field.type) for field in schema}
 
 
 def find_parquet_files(path: Path, *, remedy: str) -> tuple[Path, ...]:
-    """Returns ``path`` if it is a file, else its ``data/train-*.parquet`` or ``train-*.parquet``, sorted by name.
+    """Returns ``path`` if it is a file, else its ``data/train-*.parquet`` or ``train-*.parquet`` by name.
 
     Raises:
         DatasetLayoutError: nothing there; the message ends with ``remedy``.
@@ -82,6 +78,6 @@ def find_parquet_files(path: Path, *, remedy: str) -> tuple[Path, ...]:
     found = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else None
     state = f"it holds {', '.join(found) or 'nothing'}" if found is not None else "there is no such path"
     raise DatasetLayoutError(
-        f"No parquet files under {path}: {state}. Expected {path}/data/train-*.parquet, {path}/train-*.parquet, "
-        f"or one parquet file. {remedy}"
+        f"No parquet files under {path}: {state}. Expected {path}/data/train-*.parquet, "
+        f"{path}/train-*.parquet, or one parquet file. {remedy}"
     )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 CHANGE_THRESHOLD = 16 / 255
 """A pixel counts as changed when a colour moves by more than this (0..1). Ours: above the noise that video
-compression leaves between two frames of a still scene, below the faintest shadow worth learning; not tuned."""
+compression leaves between two frames of a still scene, below a faint shadow; not tuned."""
 
 
 def pack(latents: Tensor) -> Tensor:

@@ -52,8 +52,9 @@ def add_adapter(
 ) -> LoraReport:
     """Adds float32 LoRA matrices to every linear layer whose full name matches one of ``targets``.
 
-    The base is frozen, whatever its dtype. A is uniform in +-1/sqrt(in_features) from (seed, name) alone, so it
-    depends neither on the global generator nor on the other layers; B is zero, so the adapter changes nothing yet.
+    The base is frozen, whatever its dtype. A is uniform in +-1/sqrt(in_features) from (seed, name) alone, so
+    it depends neither on the global generator nor on the other layers; B is zero, so the adapter changes
+    nothing yet.
 
     Args:
         denoiser: a bare diffusers model.
@@ -61,12 +62,12 @@ def add_adapter(
         alpha: the adapter's output is scaled by ``alpha / rank``.
         targets: regular expressions, matched against the whole module name.
         seed: decides the A matrices.
-        dropout: probability of dropping an input of A in training mode; it draws from torch's global generator.
+        dropout: probability of dropping an input of A in training mode, by torch's global generator.
 
     Raises:
         ValueError: rank below 1, or a pattern list that matches no linear layer.
 
-    Source: Hu et al., LoRA (arXiv 2106.09685), section 4.1; the uniform bound is peft's kaiming_uniform(a=sqrt(5)).
+    Source: Hu et al., LoRA (arXiv 2106.09685), section 4.1; the bound is peft's kaiming_uniform(a=sqrt(5)).
     """
     from peft import LoraConfig
 
@@ -81,7 +82,7 @@ def add_adapter(
         lora_dropout=dropout,
         init_lora_weights=True,
     )
-    # peft draws from the global generator before the matrices are set below; the caller's stream must not move.
+    # peft draws from the global generator; the caller's stream must not move.
     with torch.random.fork_rng(devices=_cuda_devices(denoiser)):
         denoiser.add_adapter(config, adapter_name=ADAPTER_NAME)  # type: ignore[operator]
     parameters = _adapter_parameters(denoiser)
@@ -167,8 +168,8 @@ def _matching_linears(denoiser: nn.Module, targets: tuple[str, ...]) -> list[str
     if not matching:
         raise ValueError(
             f"The LoRA targets {list(targets)} match none of the {len(linears)} linear layers of "
-            f"{type(denoiser).__name__}; their names are such as {_shortened(linears)}. A target is a regular "
-            "expression over the whole name; see the presets of the backbone."
+            f"{type(denoiser).__name__}; their names are such as {_shortened(linears)}. A target is a "
+            "regular expression over the whole name; see the presets of the backbone."
         )
     return matching
 
@@ -192,6 +193,4 @@ def _cuda_devices(denoiser: nn.Module) -> list[torch.device]:
 
 
 def _shortened(names: list[str]) -> str:
-    return (
-        ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "none"
-    )
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "none"

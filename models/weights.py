@@ -33,9 +33,9 @@ def find_weights(weights: str, toy: str) -> Path | str:
         return weights
     state = f"exists but holds no {_INDEX}" if folder.exists() else "does not exist"
     raise ValueError(
-        f"backbone.weights is '{weights}', but the folder {folder} {state}. Give the folder of a diffusers pipeline "
-        f"(one with {_INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the small editor "
-        f"that comes with the package, or '{RANDOM_TINY}' for random weights."
+        f"backbone.weights is '{weights}', but the folder {folder} {state}. Give the folder of a diffusers "
+        f"pipeline (one with {_INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the "
+        f"small editor that comes with the package, or '{RANDOM_TINY}' for random weights."
     )
 
 
@@ -72,7 +72,7 @@ def hash_modules(*modules: nn.Module) -> str:
 
 @lru_cache(maxsize=4096)
 def _hash_file(file: Path, size_bytes: int, modified_ns: int) -> str:
-    assert size_bytes >= 0 and modified_ns >= 0, "both are here as part of the cache's key"
+    del size_bytes, modified_ns  # part of the cache's key alone
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):

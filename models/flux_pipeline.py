@@ -1,0 +1,102 @@
+"""Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from physedit.models.weights import RANDOM_TINY, hash_modules
+
+if TYPE_CHECKING:
+    from diffusers import FluxKontextPipeline
+
+_RANDOM_TINY_SEED = 0
+
+_BLOCK = r"transformer_blocks\.\d+\."
+_SINGLE = r"single_transformer_blocks\.\d+\."
+_IMAGE_ATTENTION = _BLOCK + r"attn\.(to_[qkv]|to_out\.0)"
+_TEXT_ATTENTION = _BLOCK + r"attn\.(add_[qkv]_proj|to_add_out)"
+_SINGLE_ATTENTION = _SINGLE + r"attn\.to_[qkv]"
+_IMAGE_MLP = _BLOCK + r"ff\.net\.(0\.proj|2)"
+_TEXT_MLP = _BLOCK + r"ff_context\.net\.(0\.proj|2)"
+_SINGLE_MLP = _SINGLE + r"proj_(mlp|out)"
+
+LORA_PRESETS: Mapping[str, tuple[str, ...]] = {
+    "attention": (_IMAGE_ATTENTION, _TEXT_ATTENTION, _SINGLE_ATTENTION),
+    "attention_mlp": (
+        _IMAGE_ATTENTION,
+        _TEXT_ATTENTION,
+        _SINGLE_ATTENTION,
+        _IMAGE_MLP,
+        _TEXT_MLP,
+        _SINGLE_MLP,
+    ),
+    "image_stream": (_IMAGE_ATTENTION, _IMAGE_MLP, _SINGLE_ATTENTION, _SINGLE_MLP),
+    "all_linear": (r".*",),
+}
+"""``attention`` and ``attention_mlp`` cover both streams without modulation; ``image_stream`` is the latter
+without the layers that text tokens alone pass; ``all_linear`` is every linear layer, modulation and embedders
+too. A single block's ``proj_out`` mixes attention and feed-forward and counts as feed-forward."""
+
+
+def load_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeline":
+    """Returns the pipeline on the CPU, every part frozen and in evaluation mode.
+
+    Raises:
+        ValueError: ``weights`` cannot be loaded, or its schedule is one that training does not reproduce.
+    """
+    pipeline = _build_random_tiny(dtype) if weights == RANDOM_TINY else _read_pipeline(weights, dtype)
+    pipeline.set_progress_bar_config(disable=True)
+    for part in _modules(pipeline):
+        part.requires_grad_(False).eval()
+    if pipeline.scheduler.config.use_dynamic_shifting and (pipeline.scheduler.config.time_shift_type != "exponential"):
+        raise ValueError("FLUX.1-Kontext's scheduler must shift time exponentially; see scheduler_config.json.")
+    return pipeline
+
+
+def hash_pipeline(pipeline: "FluxKontextPipeline") -> str:
+    """Returns a hash over all weights as they are now."""
+    return hash_modules(*_modules(pipeline))
+
+
+@contextmanager
+def quiet_pipeline_log() -> Iterator[None]:
+    """Keeps the pipeline from warning of each instruction longer than CLIP's 77 tokens: that is harmless."""
+    pipeline_log = logging.getLogger("diffusers.pipelines.flux.pipeline_flux_kontext")
+    level = pipeline_log.level
+    pipeline_log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        pipeline_log.setLevel(level)
+
+
+def _build_random_tiny(dtype: torch.dtype) -> "FluxKontextPipeline":
+    from physedit.data_loaders.scenes.scene import VOCABULARY
+    from physedit.models.toy.architecture import build_untrained_pipeline
+
+    pipeline = build_untrained_pipeline(VOCABULARY, _RANDOM_TINY_SEED)
+    if dtype != torch.float32:
+        for part in _modules(pipeline):
+            part.to(dtype)
+    return pipeline
+
+
+def _read_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeline":
+    from diffusers import FluxKontextPipeline
+
+    try:
+        return FluxKontextPipeline.from_pretrained(str(weights), torch_dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {error}. A gated "
+            "model needs its licence accepted on the hub and `hf auth login`; a local folder must be complete."
+        ) from error
+
+
+def _modules(pipeline: "FluxKontextPipeline") -> tuple[nn.Module, ...]:
+    return pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2
