@@ -3,13 +3,12 @@
 Source: https://huggingface.co/datasets/Andrew613/PICA-100K, split ``train``, 105,085 rows sorted by law.
 """
 
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
 
 from physedit.data_loaders.reader import PairColumns, PairReader
-from physedit.data_loaders.sample import DatasetLayoutError, EditSample, PromptLevel
-from physedit.data_loaders.tables import ParquetRows, find_parquet_files, parquet_columns
+from physedit.data_loaders.sample import EditSample, PromptLevel
+from physedit.data_loaders.tables import ParquetRows, find_parquet_files, parquet_columns, require_columns
 
 _COLUMNS = PairColumns(
     source="src_img",
@@ -21,6 +20,7 @@ _COLUMNS = PairColumns(
 _TEXTS = (*_COLUMNS.instructions.values(), "law", "op")
 _PICTURES = ("src_img", "tgt_img")
 _DOWNLOAD = "hf download Andrew613/PICA-100K --repo-type dataset --local-dir"
+_REMEDY = f"Download the set again with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
 
 
 class Pica100k:
@@ -41,7 +41,7 @@ class Pica100k:
         """
         files = find_parquet_files(Path(path).expanduser(), remedy=f"Download it with: {_DOWNLOAD} {path}")
         for file in files:
-            _check_columns(file, parquet_columns(file))
+            require_columns(str(file), parquet_columns(file), (*_TEXTS, *_PICTURES), remedy=_REMEDY)
         rows = ParquetRows(files, texts=_TEXTS, pictures=_PICTURES)
         self._reader = PairReader(rows, _COLUMNS, resolution=resolution, limit=limit)
 
@@ -60,15 +60,3 @@ class Pica100k:
             DatasetRowError: a picture is missing or cannot be decoded, or the two do not fit each other.
         """
         return self._reader.sample(index, level)
-
-
-def _check_columns(file: Path, found: Mapping[str, str]) -> None:
-    missing = [name for name in (*_TEXTS, *_PICTURES) if name not in found]
-    if missing:
-        near = {name: get_close_matches(name, found, n=1) for name in missing}
-        hints = [f"'{name}' is missing, did you mean '{match[0]}'?" for name, match in near.items() if match]
-        raise DatasetLayoutError(
-            f"{file} is not in PICA-100K's layout. Expected the columns {', '.join((*_TEXTS, *_PICTURES))}; "
-            f"found {', '.join(found)}. Missing: {', '.join(missing)}. {' '.join(hints)} Download the set again "
-            f"with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
-        )

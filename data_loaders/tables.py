@@ -3,6 +3,7 @@
 import bisect
 import itertools
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
@@ -80,4 +81,24 @@ def find_parquet_files(path: Path, *, remedy: str) -> tuple[Path, ...]:
     raise DatasetLayoutError(
         f"No parquet files under {path}: {state}. Expected {path}/data/train-*.parquet, "
         f"{path}/train-*.parquet, or one parquet file. {remedy}"
+    )
+
+
+def require_columns(where: str, found: Mapping[str, object], expected: Sequence[str], remedy: str = "") -> None:
+    """Makes sure that ``found`` has every expected name.
+
+    Raises:
+        DatasetLayoutError: names what is expected, found, missing and near, and ends with ``remedy``.
+    """
+    missing = [name for name in expected if name not in found]
+    if not missing:
+        return
+    hints = [
+        f"'{name}' is missing, did you mean '{near[0]}'?"
+        for name in missing
+        if (near := get_close_matches(name, found, n=1))
+    ]
+    raise DatasetLayoutError(
+        f"{where} lacks the columns {', '.join(missing)}. Expected {', '.join(expected)}; found "
+        f"{', '.join(found)}. {' '.join(hints)} {remedy}".strip()
     )
