@@ -1,0 +1,131 @@
+"""Refraction: in water a stick looks broken at the surface and shifted below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from physedit.data_loaders.sample import Box
+from physedit.data_loaders.scenes.draft import Draft, Prompts
+from physedit.data_loaders.scenes.draw import SIZE, Dice, Mask, Picture, coverage, mix, paint, rectangle, rgb
+from physedit.data_loaders.scenes.props import (
+    COLOURS,
+    Room,
+    colours_against,
+    paint_room,
+    random_room,
+    snap,
+)
+from physedit.data_loaders.scenes.questions import Question
+
+SHIFT = 8.0
+"""How far below the surface the stick appears to the side, in pixels."""
+
+WATER = rgb("4d9fd6")
+_TINT = 0.5
+"""Share of the water's colour in what is seen through it."""
+
+_GLASS = rgb("8fa9bd")
+
+
+@dataclass(frozen=True, slots=True)
+class Tank:
+    """A glass tank; ``level`` is the row of the surface once it is filled."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stick:
+    """A slanted stick through (x, level) that moves ``slope`` pixels sideways per row."""
+
+    colour: str
+    x: float
+    slope: float
+    level: float
+    top: float
+    bottom: float
+    width: float
+
+
+def draw(dice: Dice) -> Draft:
+    """A stick stands in an empty tank; the tank is filled with water."""
+    room = random_room(dice, horizon=(42, 50))
+    level = dice.pick((24, 32))
+    middle, half = dice.uniform(24, 40), dice.uniform(18, 20)
+    tank = Tank(middle - half, middle + half, level - dice.uniform(7, 10), dice.uniform(56, 60), level)
+    stick = _random_stick(dice, room, tank)
+
+    empty = paint_room(room)
+    whole = _paint_rod(empty, straight(stick), stick)
+    above = rectangle(0, 0, SIZE, level)
+    broken = np.maximum(straight(stick) * above, shifted(stick) * (1 - above))
+    bent = _paint_rod(empty, broken, stick)
+    source = _paint_glass(whole, tank)
+    naive = _paint_glass(_fill(whole, tank), tank)
+    physical = _paint_glass(_fill(bent, tank), tank)
+    prompts = Prompts(
+        "Fill the tank with water.",
+        "Fill the tank with water so that the stick looks broken.",
+        "Fill the tank with water. The stick must look broken at the surface, and its lower part must shift aside.",
+    )
+    areas = (snap(Box(tank.left - 1, level - 1, tank.right - tank.left + 2, tank.bottom - level + 2)),)
+    return Draft(source, physical, naive, prompts, areas, _questions(dice, tank, stick))
+
+
+def _random_stick(dice: Dice, room: Room, tank: Tank) -> Stick:
+    lit = (room.wall_top, room.wall_bottom, room.floor_far, room.floor_near)
+    wet = tuple(mix(ground, WATER, _TINT) for ground in lit)
+    colours = tuple(name for name in colours_against((*lit, *wet), 0.3) if name != "blue")
+    slope = dice.sign() * dice.uniform(0.14, 0.26)
+    bottom = tank.bottom - 1.5
+    reach = SHIFT + abs(slope) * (bottom - tank.level)  # how far the shifted part runs from where the stick goes in
+    lean = 1 if slope > 0 else -1
+    middle = (tank.left + tank.right) / 2
+    x = middle - lean * (reach / 2) + dice.uniform(-1.5, 1.5)
+    return Stick(dice.pick(colours), x, slope, tank.level, dice.uniform(3, 6), bottom, dice.uniform(5.0, 6.0))
+
+
+def straight(stick: Stick) -> Mask:
+    """Coverage of the stick as it is."""
+    return _rod(stick, 0.0)
+
+
+def shifted(stick: Stick) -> Mask:
+    """Coverage of the whole stick as it appears through water: moved along its lean."""
+    return _rod(stick, SHIFT if stick.slope > 0 else -SHIFT)
+
+
+def _rod(stick: Stick, shift: float) -> Mask:
+    def inside(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        off = x - (stick.x + shift + stick.slope * (y - stick.level))
+        return (np.abs(off) <= stick.width / 2) & (y >= stick.top) & (y <= stick.bottom)
+
+    return coverage(inside)
+
+
+def _paint_rod(picture: Picture, mask: Mask, stick: Stick) -> Picture:
+    return paint(picture, mask, COLOURS[stick.colour])
+
+
+def _fill(picture: Picture, tank: Tank) -> Picture:
+    water = rectangle(tank.left, tank.level, tank.right, tank.bottom)
+    picture = paint(picture, water * np.float32(_TINT), WATER)
+    surface = rectangle(tank.left, tank.level, tank.right, tank.level + 1.5)
+    return paint(picture, surface * np.float32(0.45), (1.0, 1.0, 1.0))
+
+
+def _paint_glass(picture: Picture, tank: Tank) -> Picture:
+    left, right, bottom = tank.left, tank.right, tank.bottom
+    sides = rectangle(left - 1, tank.top, left + 1, bottom) + rectangle(right - 1, tank.top, right + 1, bottom)
+    glass = np.clip(sides + rectangle(left - 1, bottom - 1, right + 1, bottom + 1), 0, 1)
+    return paint(picture, glass * np.float32(0.8), _GLASS)
+
+
+def _questions(dice: Dice, tank: Tank, stick: Stick) -> tuple[Question, ...]:
+    return ()
