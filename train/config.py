@@ -53,12 +53,18 @@ class LevelWeights:
 
 @dataclass
 class ScenesConfig:
-    """The embedded world to write before the run if its folder does not exist yet."""
+    """The embedded world that the ``scenes`` options of data and eval read."""
 
-    folder: str = MISSING
+    folder: str = "data/scenes"
+    """Where it lies."""
+    write: bool = False
+    """Write it before the run if the folder does not exist; a folder with another world is refused."""
     num_train: int = 2500
+    """Training pairs."""
     num_benchmark: int = 150
+    """Benchmark scenes; their seeds never meet those of the training pairs."""
     seed: int = 0
+    """Seed of the world."""
 
 
 @dataclass
@@ -94,7 +100,7 @@ class TrainConfig:
     levels: LevelWeights = field(default_factory=LevelWeights)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    scenes: ScenesConfig | None = None
+    scenes: ScenesConfig = field(default_factory=ScenesConfig)
     backbone: Any = MISSING
     data: Any = MISSING
     objective: Any = MISSING

@@ -108,7 +108,7 @@ class RunEvents:
         self.tracker.log(step, {**metrics, "time/samples_per_s": samples_per_s})
         self.bar.numbers(step, metrics["train/loss"], samples_per_s)
 
-    def advance(self, step: int, num_samples: int) -> None:  # noqa: ARG002 - the loop's protocol
+    def advance(self, step: int) -> None:
         """Moves the bar."""
         self.bar.advance(step)
 

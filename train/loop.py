@@ -58,7 +58,7 @@ class Events(Protocol):
         """Records the numbers of a step."""
         ...
 
-    def advance(self, step: int, num_samples: int) -> None:
+    def advance(self, step: int) -> None:
         """Moves the progress bar."""
         ...
 
@@ -100,14 +100,13 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
         NonFiniteLoss: a loss or gradient is not finite; nothing after the last good checkpoint was saved.
         Stopped: a signal arrived; a checkpoint of the current step was written first.
     """
-    progress, stepped_at = start, time.monotonic()
-    saved_at = start.step
+    progress, seconds = start, 0.0
     events.evaluate(progress.step)
     batches = trainer.batches(progress.position)
-    trainer.denoiser.train()
     while progress.step < trainer.num_steps:
-        factor = trainer.schedule.factor(progress.step, trainer.num_steps)
-        set_learning_rate(trainer.optimizer, factor)
+        started = time.monotonic()
+        trainer.denoiser.train()
+        set_learning_rate(trainer.optimizer, trainer.schedule.factor(progress.step, trainer.num_steps))
         sample_ids, loss = accumulate(trainer, batches)
         grad_norm = clip(trainer)
         trainer.optimizer.step()
@@ -115,36 +114,24 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
         if trainer.average is not None:
             trainer.average.update(trainer.backbone.denoiser)
 
-        step = progress.step + 1
-        trainer.recent.append(_Step(step, sample_ids, loss, grad_norm))
-        events.advance(step, trainer.global_batch)
-        stopping = events.is_stopping()
-        last = step == trainer.num_steps
-        logs = step % trainer.log_every == 0 or last
-        saves = events.save_is_due(step) or last or stopping
-        progress = Progress(step, progress.position + trainer.global_batch, progress.window_loss, progress.window_steps)
+        progress = progress.after_step(trainer.global_batch)
+        trainer.recent.append(_Step(progress.step, sample_ids, loss, grad_norm))
+        events.advance(progress.step)
+        stops = events.is_stopping()
+        is_last = progress.step == trainer.num_steps
+        logs = is_last or progress.step % trainer.log_every == 0
+        saves = is_last or stops or events.save_is_due(progress.step)
         if logs or saves:
             progress = close_window(trainer, progress)
+        seconds += time.monotonic() - started
         if logs:
-            metrics = {
-                "train/loss": progress.window_loss / progress.window_steps,
-                "train/grad_norm": float(grad_norm),
-                "train/learning_rate": trainer.optimizer.param_groups[0]["lr"],
-                "train/samples": float(progress.position),
-            }
-            num_samples = progress.window_steps * trainer.global_batch
-            events.log(step, metrics, num_samples, time.monotonic() - stepped_at)
-            progress, stepped_at = Progress(step, progress.position), time.monotonic()
+            events.log(progress.step, numbers(trainer, progress), progress.window_steps * trainer.global_batch, seconds)
+            progress, seconds = progress.with_new_window(), 0.0
         if saves:
             events.save(progress)
-            saved_at = step
-        if stopping:
-            raise Stopped(f"Stopped at step {step}, saved.")
-        paused_at = time.monotonic()
-        events.evaluate(step)
-        trainer.denoiser.train()
-        stepped_at += time.monotonic() - paused_at
-    assert saved_at == progress.step, "the last step is always saved"
+        if stops:
+            raise Stopped(f"Stopped at step {progress.step}; a checkpoint of it is saved.")
+        events.evaluate(progress.step)
     return progress
 
 
@@ -203,9 +190,14 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
                 f"{', '.join(entry.sample_ids)}. Nothing was saved after it; the newest checkpoint is good. "
                 f"Look at these pictures, lower optimizer.lr, or use backbone.dtype=float32."
             )
-    return Progress(
-        progress.step,
-        progress.position,
-        progress.window_loss + math.fsum(losses.tolist()),
-        progress.window_steps + len(recent),
-    )
+    return progress.with_losses(losses.tolist(), norms.tolist()[-1])
+
+
+def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
+    """Returns a line of metrics.jsonl: the mean loss of the window, and the state of its last step."""
+    return {
+        "train/loss": progress.window_loss / progress.window_steps,
+        "train/grad_norm": progress.grad_norm,
+        "train/learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
+        "train/samples": float(progress.position),
+    }

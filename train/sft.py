@@ -196,16 +196,16 @@ def start_processes(config: DictConfig) -> Accelerator:
 
 def scenes_are_missing(config: DictConfig) -> bool:
     """True if the config asks for an embedded world that is not on disk yet."""
-    return config.scenes is not None and not Path(str(config.scenes.folder)).exists()
+    return bool(config.scenes.write) and not Path(str(config.scenes.folder)).exists()
 
 
 def write_scenes(config: DictConfig) -> None:
-    """Writes the embedded world that the config asks for, unless its folder exists.
+    """Writes the embedded world that the config asks for, unless its folder is there.
 
     Raises:
         ConfigError: the folder holds a world with other settings.
     """
-    if config.scenes is None:
+    if not config.scenes.write:
         return
     from physedit.data_loaders.scenes.write import ensure_world
 

@@ -1,7 +1,7 @@
 """The state of a training run as named tensors and numbers: what a checkpoint holds and resume puts back."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,30 @@ class Progress:
         position: samples seen so far over all ranks; the next batch starts here.
         window_loss: sum of the step losses since the last line of metrics.jsonl.
         window_steps: how many steps that sum holds.
+        grad_norm: gradient norm of the newest step in the window, before clipping.
     """
 
     step: int = 0
     position: int = 0
     window_loss: float = 0.0
     window_steps: int = 0
+    grad_norm: float = 0.0
+
+    def after_step(self, num_samples: int) -> "Progress":
+        """Returns the progress one optimizer step and ``num_samples`` samples later."""
+        return replace(self, step=self.step + 1, position=self.position + num_samples)
+
+    def with_losses(self, losses: Sequence[float], grad_norm: float) -> "Progress":
+        """Returns the progress with ``losses`` of further steps in the window."""
+        # One addition a step, in order: a resumed window gets the same sum as an uninterrupted one.
+        total = self.window_loss
+        for loss in losses:
+            total += loss
+        return replace(self, window_loss=total, window_steps=self.window_steps + len(losses), grad_norm=grad_norm)
+
+    def with_new_window(self) -> "Progress":
+        """Returns the progress with an empty logging window."""
+        return Progress(step=self.step, position=self.position)
 
     def to_json(self) -> dict[str, int | float]:
         """Returns the fields as plain data."""

@@ -106,7 +106,7 @@ class Wandb:
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the run."""
         self._run.summary.update(dict(summary))
-        self._run.finish(exit_code=exit_code, quiet=True)
+        self._run.finish(exit_code=exit_code)
 
 
 class MetricsFile:
@@ -116,8 +116,8 @@ class MetricsFile:
         self._path = path
 
     def rewind(self, step: int) -> None:
-        """Drops the lines after ``step``, which a resumed run writes again."""
-        kept = [line for line in read_lines(self._path) if int(str(line["step"])) <= step]
+        """Drops what a run resumed at ``step`` writes again: later lines, and the evaluations of ``step`` itself."""
+        kept = [line for line in read_lines(self._path) if _is_before(line, step)]
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -131,3 +131,8 @@ class MetricsFile:
                 raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **metrics}) + "\n")
+
+
+def _is_before(line: Mapping[str, object], step: int) -> bool:
+    at = int(str(line["step"]))
+    return at < step or (at == step and "train/loss" in line)

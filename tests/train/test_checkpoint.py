@@ -1,0 +1,162 @@
+"""Checkpoints: complete or ignored, small, and exactly what was saved."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from physedit.models.lora import adapter_state
+from physedit.train import checkpoint as checkpoint_module
+from physedit.train.checkpoint import (
+    AdapterFormat,
+    CheckpointIncomplete,
+    CheckpointStore,
+    Snapshot,
+    step_folders,
+    verify,
+)
+from physedit.train.state import Progress, optimizer_tensors, restore_optimizer, trainable
+
+
+def store_of(editor, folder: Path) -> CheckpointStore:
+    return CheckpointStore(folder, editor, AdapterFormat(4, 8.0), "seed: 0\n")
+
+
+def snapshot_of(editor, step: int) -> Snapshot:
+    generator = torch.Generator().manual_seed(step)
+    adapter = {n: torch.randn(v.shape, generator=generator) for n, v in adapter_state(editor.denoiser).items()}
+    optimizer = {f"{name}/exp_avg": value * 0.5 for name, value in adapter.items()}
+    return Snapshot(Progress(step, step * 8, 1.5, 3, 0.25), adapter, adapter, optimizer)
+
+
+def test_a_checkpoint_returns_what_was_saved_bit_for_bit(editor, tmp_path):
+    store, saved = store_of(editor, tmp_path), snapshot_of(editor, 5)
+    loaded = store.load(store.save(saved))
+    assert loaded.progress == saved.progress
+    for wrote, read in (
+        (saved.adapter, loaded.adapter),
+        (saved.live, loaded.live),
+        (saved.optimizer, loaded.optimizer),
+    ):
+        assert sorted(wrote) == sorted(read)
+        assert all(torch.equal(wrote[name], read[name]) for name in wrote)
+
+
+def test_an_average_is_exported_and_training_goes_on_from_the_live_weights(editor, tmp_path):
+    live, average = snapshot_of(editor, 1), snapshot_of(editor, 2)
+    store = store_of(editor, tmp_path)
+    loaded = store.load(store.save(Snapshot(Progress(1, 8), average.adapter, live.live, live.optimizer)))
+    name = next(iter(live.live))
+    assert torch.equal(loaded.adapter[name], average.adapter[name])
+    assert torch.equal(loaded.live[name], live.live[name])
+    assert not any(key.startswith("live/") for key in loaded.optimizer)
+
+
+def test_a_checkpoint_holds_no_frozen_weight(editor, tmp_path):
+    path = store_of(editor, tmp_path).save(snapshot_of(editor, 5))
+    adapter_bytes = sum(4 * value.numel() for value in adapter_state(editor.denoiser).values())
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert total < 2 * adapter_bytes + 100_000  # adapter, one moment, headers and text
+    assert all("lora" in key for key in load_file(path / "adapter" / "pytorch_lora_weights.safetensors"))
+
+
+def test_the_newest_complete_checkpoint_is_found(editor, tmp_path):
+    store = store_of(editor, tmp_path)
+    assert store.newest() is None
+    for step in (2, 10):
+        store.save(snapshot_of(editor, step))
+    assert store.newest() == tmp_path / "step_00000010"
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter/pytorch_lora_weights.safetensors", "optimizer.safetensors", "run_state.json"]
+)
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(editor, tmp_path, name, damage):
+    store = store_of(editor, tmp_path)
+    store.save(snapshot_of(editor, 2))
+    broken = store.save(snapshot_of(editor, 10)) / name
+    if damage == "cut":
+        broken.write_bytes(broken.read_bytes()[:-1])
+    else:
+        broken.unlink()
+    with pytest.raises(CheckpointIncomplete, match=name):
+        verify(tmp_path / "step_00000010")
+    assert store.newest() == tmp_path / "step_00000002"
+
+
+def test_a_full_disk_at_any_write_leaves_the_older_checkpoint_newest(editor, tmp_path, monkeypatch):
+    store = store_of(editor, tmp_path)
+    older = store.save(snapshot_of(editor, 2))
+    failed = 0
+    for writer in ("save_file", "write_json", "write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_module, writer, _no_space_left)
+            with pytest.raises(OSError, match="No space left"):
+                store.save(snapshot_of(editor, 10))
+        failed += 1
+        assert store.newest() == older
+        assert [path.name for path in tmp_path.iterdir()] == [older.name], "a partial folder was left behind"
+    assert failed == 3
+    assert store.save(snapshot_of(editor, 10)).name == "step_00000010"
+
+
+def test_a_kill_in_the_middle_leaves_a_folder_that_is_ignored_and_replaced(editor, tmp_path):
+    store = store_of(editor, tmp_path)
+    complete = store.save(snapshot_of(editor, 10))
+    shutil.copytree(complete, tmp_path / ".step_00000020.partial")
+    (tmp_path / ".step_00000020.partial" / "manifest.json").unlink()
+    assert store.newest() == complete
+    assert store.save(snapshot_of(editor, 20)).name == "step_00000020"
+    assert not (tmp_path / ".step_00000020.partial").exists()
+
+
+def test_prune_keeps_the_newest_and_the_best(editor, tmp_path):
+    store = store_of(editor, tmp_path)
+    paths = [store.save(snapshot_of(editor, step)) for step in (1, 2, 3, 4)]
+    store.prune(keep=2, protected=paths[0])
+    assert step_folders(tmp_path) == [paths[0], paths[2], paths[3]]
+
+
+def test_another_layout_version_is_refused(editor, tmp_path):
+    path = store_of(editor, tmp_path).save(snapshot_of(editor, 1))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(CheckpointIncomplete, match="99"):
+        verify(path)
+
+
+def test_a_restored_optimizer_takes_the_same_next_step(new_editor):
+    one, other = new_editor(), new_editor()
+    optimizers = []
+    for editor in (one, other):
+        optimizers.append(torch.optim.AdamW(trainable(editor.denoiser).values(), lr=0.01))
+    step(one, optimizers[0], 1)
+    with torch.no_grad():
+        for name, parameter in trainable(other.denoiser).items():
+            parameter.copy_(trainable(one.denoiser)[name])
+    restore_optimizer(other.denoiser, optimizers[1], optimizer_tensors(one.denoiser, optimizers[0]))
+    for editor, optimizer in zip((one, other), optimizers, strict=True):
+        step(editor, optimizer, 2)
+    for name, parameter in trainable(one.denoiser).items():
+        assert torch.equal(parameter, trainable(other.denoiser)[name]), name
+
+
+def test_the_state_of_another_adapter_is_refused(editor):
+    optimizer = torch.optim.AdamW(trainable(editor.denoiser).values())
+    with pytest.raises(ValueError, match="another adapter"):
+        restore_optimizer(editor.denoiser, optimizer, {"other.lora_A/exp_avg": torch.zeros(1)})
+
+
+def step(editor, optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in trainable(editor.denoiser).values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+
+
+def _no_space_left(*_arguments, **_more):
+    raise OSError(28, "No space left on device")

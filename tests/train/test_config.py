@@ -1,0 +1,92 @@
+"""What a command line composes to, and what it is refused for."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from physedit.train.compose import compose_config
+from physedit.train.config import CONF_FOLDER, ConfigError, options
+from physedit.train.validation import batches_per_step
+
+NEEDED = ("run_name=x", "num_steps=4", "global_batch=4", "micro_batch=2")
+
+
+def test_every_experiment_composes():
+    experiments = options("experiment")
+    assert {"demo", "smoke", "pica100k_kontext"} <= set(experiments)
+    for name in experiments:
+        assert compose_config([f"experiment={name}"]).num_steps > 0
+
+
+@pytest.mark.parametrize("group", ["backbone", "data", "objective", "optimizer", "schedule", "tracker", "eval"])
+def test_every_option_of_a_group_composes(group):
+    names = options(group)
+    assert names
+    for name in names:
+        overrides = [*NEEDED, f"{group}={name}"]
+        if name == "pairs":
+            overrides += ["data.path=x", "data.source=a", "data.target=b", "data.instruction=c"]
+        config = compose_config(overrides)
+        assert config.run_name == "x"
+
+
+def test_every_yaml_names_its_command_or_is_a_component():
+    files = sorted((CONF_FOLDER / "experiment").glob("*.yaml"))
+    assert len(files) >= 3
+    for path in files:
+        assert f"experiment={path.stem}" in path.read_text(), f"{path.name} does not state its command"
+
+
+REFUSED = [
+    (["experiment=demo", "optimiser.lr=1"], ["optimiser.lr", "optimizer"]),
+    (["experiment=demo", "+optimizer.lrr=1"], ["optimizer.lrr", "Did you mean lr?"]),
+    (["experiment=demo", "optimizer.lrr=1"], ["optimizer.lrr", "Did you mean lr?"]),
+    (["experiment=demo", "+adapter.rnk=1"], ["adapter.rnk", "Did you mean rank?"]),
+    (["experiment=demo", "+extra=1"], ["extra"]),
+    (["experiment=demo", "data=scenez"], ["data=scenez", "Did you mean scenes?"]),
+    (["experiment=dmo"], ["experiment=dmo", "Did you mean demo?"]),
+    (["num_steps=4", "run_name=x"], ["global_batch", "micro_batch"]),
+    (["experiment=demo", "global_batch=7"], ["global_batch=7", "multiple of 8"]),
+    (["experiment=demo", "micro_batch=0"], ["micro_batch=0"]),
+    (["experiment=demo", "optimizer.lr=abc"], ["optimizer.lr", "abc"]),
+    (["experiment=demo", "seed=None"], ["seed", "None"]),
+    (["experiment=demo", "resume=maybe"], ["resume=maybe", "auto"]),
+    (["experiment=demo", "adapter.targets=[x]"], ["adapter.preset", "adapter.targets"]),
+    (["experiment=demo", "levels.superficial=-1"], ["levels"]),
+    (["experiment=demo", "run_name=a/b"], ["run_name"]),
+    (["experiment=demo", "eval.scenes.steps=[5000]"], ["eval.scenes.steps", "5000"]),
+    (["experiment=demo", "ema_decay=1.5"], ["ema_decay"]),
+    (["experiment=demo", "optimizer._target_=os.system"], ["os.system", "allowed"]),
+    (["experiment=demo", "optimizer._target_=torch.optim.Adamw"], ["Adamw"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
+def test_a_wrong_setting_is_refused_in_one_paragraph(overrides, words):
+    with pytest.raises(ConfigError) as refused:
+        compose_config(overrides)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "+" + overrides[-1] not in message, "advice to add the misspelled key with + would make it worse"
+    for word in words:
+        assert word in message
+
+
+def test_config_dir_adds_an_option(tmp_path: Path):
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "mine.yaml").write_text("_target_: torch.optim.SGD\nlr: 0.5\n")
+    config = compose_config(["experiment=smoke", "optimizer=mine"], config_dir=tmp_path)
+    assert OmegaConf.to_container(config.optimizer)["_target_"] == "torch.optim.SGD"
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 4), (2, 2), (4, 1)])
+def test_accumulation_fills_the_global_batch(processes, accumulation):
+    config = compose_config(["experiment=smoke", "global_batch=8", "micro_batch=2"])
+    assert batches_per_step(config, processes) == accumulation
+
+
+def test_a_batch_that_does_not_divide_over_processes_is_refused():
+    config = compose_config(["experiment=smoke", "global_batch=8", "micro_batch=2"])
+    with pytest.raises(ConfigError, match="multiple of 6"):
+        batches_per_step(config, 3)
