@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from physedit.data_loaders.pairs import Pairs
+from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel
+
+COLUMNS = {"source": "before", "target": "after", "instruction": "text", "level": "explicit"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, png) -> Path:
+    for i in range(3):
+        (tmp_path / f"in{i}.png").write_bytes(png((i, 0, 0)))
+        (tmp_path / f"out{i}.png").write_bytes(png((0, 0, i)))
+    return tmp_path
+
+
+def rows(texts: list[str]) -> list[dict[str, str]]:
+    return [{"before": f"in{i}.png", "after": f"out{i}.png", "text": text} for i, text in enumerate(texts)]
+
+
+def write_jsonl(folder: Path, lines: list[object]) -> None:
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    (folder / "metadata.jsonl").write_text(text, encoding="utf-8")
+
+
+def test_jsonl_rows_pair_the_named_columns(folder: Path) -> None:
+    write_jsonl(folder, rows(["plain", "雪 🙂", "café"]))
+    data = Pairs(path=str(folder), **COLUMNS)
+    samples = [data.sample(i, PromptLevel.EXPLICIT) for i in range(len(data))]
+    assert [s.instruction for s in samples] == ["plain", "雪 🙂", "café"]
+    assert [s.source[:, 0, 0].tolist() for s in samples] == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    assert [s.target[:, 0, 0].tolist() for s in samples] == [[0, 0, 0], [0, 0, 1], [0, 0, 2]]
+    assert [s.sample_id for s in samples] == [f"metadata.jsonl:{i}" for i in range(3)]
+    assert data.levels == {PromptLevel.EXPLICIT}
+
+
+def test_csv_with_byte_order_mark_and_windows_line_ends_is_read_exactly(folder: Path) -> None:
+    text = '\ufeffbefore,after,text\r\nin0.png,out0.png,"one, ""two"""\r\nin1.png,out1.png,雪\r\n'
+    (folder / "metadata.csv").write_bytes(text.encode())
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.sample(i, PromptLevel.EXPLICIT).instruction for i in range(2)] == ['one, "two"', "雪"]
+
+
+def test_line_in_another_encoding_is_named(folder: Path) -> None:
+    (folder / "metadata.csv").write_bytes(b"before,after,text\nin0.png,out0.png,it\x92s\n")
+    with pytest.raises(DatasetRowError, match=r"Line 2 of .*metadata\.csv is not UTF-8"):
+        Pairs(path=str(folder), **COLUMNS)
+
+
+def test_nearly_matching_file_name_is_no_match(folder: Path) -> None:
+    (folder / "in1.png").rename(folder / "in1_.png")
+    write_jsonl(folder, rows(["a", "b", "c"]))
+    with pytest.raises(DatasetLayoutError, match=r"'before' in .*row 1 names the picture 'in1\.png'"):
+        Pairs(path=str(folder), **COLUMNS)
+
+
+@pytest.mark.parametrize("text", [5, ["a"], None, " "])
+def test_instruction_that_is_no_text_is_named(folder: Path, text: object) -> None:
+    write_jsonl(folder, [*rows(["a"]), {"before": "in1.png", "after": "out1.png", "text": text}])
+    with pytest.raises(DatasetRowError, match=r"'text' in .*row 1"):
+        Pairs(path=str(folder), **COLUMNS)
+
+
+def test_row_that_lacks_a_column_is_named(folder: Path) -> None:
+    write_jsonl(folder, [*rows(["a"]), {"before": "in1.png", "aftr": "out1.png", "text": "b"}])
+    with pytest.raises(DatasetLayoutError, match=r"row 1 lacks the columns after.*did you mean 'aftr'"):
+        Pairs(path=str(folder), **COLUMNS)
+
+
+@pytest.mark.parametrize("line", ["{not json", "[1, 2]"])
+def test_line_that_is_no_object_is_named(folder: Path, line: str) -> None:
+    (folder / "metadata.jsonl").write_text(line)
+    with pytest.raises(DatasetRowError, match="Line 1 of"):
+        Pairs(path=str(folder), **COLUMNS)
+
+
+def test_parquet_columns_under_other_names_are_read(write_pica) -> None:
+    data = Pairs(
+        path=str(write_pica()),
+        source="tgt_img",
+        target="src_img",
+        instruction="explicit_prompt",
+        level="explicit",
+        law="law",
+    )
+    sample = data.sample(4, PromptLevel.EXPLICIT)
+    assert sample.source[:, 0, 0].tolist() == [0, 0, 4]
+    assert (sample.law, sample.operation) == ("Reflection", None)
+
+
+def test_missing_parquet_column_is_named(write_pica) -> None:
+    with pytest.raises(DatasetLayoutError, match=r"lacks the columns before, after"):
+        Pairs(path=str(write_pica()), **{**COLUMNS, "instruction": "explicit_prompt"})
+
+
+def test_one_column_for_two_purposes_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="before are named for two purposes"):
+        Pairs(path=str(folder), **{**COLUMNS, "target": "before"})
+
+
+def test_unknown_level_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.level is 'detailed'"):
+        Pairs(path=str(folder), **{**COLUMNS, "level": "detailed"})

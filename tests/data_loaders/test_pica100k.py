@@ -1,0 +1,114 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from physedit.data_loaders.pica100k import Pica100k
+from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel
+
+
+def test_rows_of_all_shards_come_in_order_with_ids_of_their_file(write_pica) -> None:
+    write_pica("data/train-00000-of-2.parquet", num_rows=3)
+    path = write_pica("data/train-00001-of-2.parquet", num_rows=2, first=3)
+    data = Pica100k(path=str(path))
+    samples = [data.sample(i, PromptLevel.INTERMEDIATE) for i in range(len(data))]
+    assert [s.sample_id for s in samples] == [
+        "train-00000-of-2.parquet:0",
+        "train-00000-of-2.parquet:1",
+        "train-00000-of-2.parquet:2",
+        "train-00001-of-2.parquet:0",
+        "train-00001-of-2.parquet:1",
+    ]
+    assert [s.source[:, 0, 0].tolist() for s in samples] == [[i, 0, 0] for i in range(5)]
+    assert [s.target[:, 0, 0].tolist() for s in samples] == [[0, 0, i] for i in range(5)]
+    assert [s.instruction for s in samples] == [f"middle {i}" for i in range(5)]
+    assert (samples[4].law, samples[4].operation, samples[4].origin.row) == ("Reflection", "add", 1)
+
+
+def test_each_level_reads_its_own_column(write_pica) -> None:
+    data = Pica100k(path=str(write_pica()))
+    assert data.levels == frozenset(PromptLevel)
+    assert [data.sample(2, level).instruction for level in PromptLevel] == ["short 2", "middle 2", "long 2"]
+
+
+@pytest.mark.parametrize("name", ["data/train-0.parquet", "train-0.parquet", "any.parquet"])
+def test_folder_with_data_folder_and_single_file_are_read(write_pica, name: str) -> None:
+    path = write_pica(name)
+    assert len(Pica100k(path=str(path / name if name == "any.parquet" else path))) == 6
+
+
+def test_limit_spreads_over_the_file(write_pica) -> None:
+    data = Pica100k(path=str(write_pica(num_rows=9)), limit=3)
+    assert [data.sample(i, PromptLevel.EXPLICIT).origin.row for i in range(len(data))] == [0, 3, 6]
+    with pytest.raises(IndexError):
+        data.sample(3, PromptLevel.EXPLICIT)
+
+
+def test_resolution_brings_every_picture_to_one_size(write_pica, png) -> None:
+    sizes = [(16, 16), (32, 24), (20, 40)]
+    cells = [{"bytes": png((9, 9, 9), *size), "path": None} for size in sizes]
+    data = Pica100k(path=str(write_pica(num_rows=3, src_img=cells, tgt_img=cells)), resolution=[24, 16])
+    assert {data.sample(i, PromptLevel.EXPLICIT).source.shape for i in range(3)} == {(3, 24, 16)}
+
+
+def test_copy_for_a_worker_process_reads_the_same(write_pica) -> None:
+    data = Pica100k(path=str(write_pica()))
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.sample(1, PromptLevel.EXPLICIT).sample_id == data.sample(1, PromptLevel.EXPLICIT).sample_id
+
+
+def test_rewritten_file_is_read_anew(write_pica) -> None:
+    path = write_pica(num_rows=2)
+    assert Pica100k(path=str(path)).sample(0, PromptLevel.EXPLICIT).instruction == "long 0"
+    write_pica(num_rows=2, explicit_prompt=["new 0", "new 1"])
+    assert Pica100k(path=str(path)).sample(0, PromptLevel.EXPLICIT).instruction == "new 0"
+
+
+def test_missing_folder_names_the_download(tmp_path: Path) -> None:
+    with pytest.raises(DatasetLayoutError, match=r"no such path.*hf download Andrew613/PICA-100K --repo-type dataset"):
+        Pica100k(path=str(tmp_path / "absent"))
+
+
+def test_folder_without_shards_lists_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "test-0.parquet").touch()
+    with pytest.raises(DatasetLayoutError, match=r"it holds test-0\.parquet"):
+        Pica100k(path=str(tmp_path))
+
+
+def test_misnamed_column_is_named_with_its_near_match(write_pica) -> None:
+    path = write_pica(num_rows=1, explicit_prompt=None, explict_prompt=["x"])
+    with pytest.raises(DatasetLayoutError, match=r"lacks the columns explicit_prompt.*did you mean 'explict_prompt'"):
+        Pica100k(path=str(path))
+
+
+def test_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train-0.parquet").write_bytes(b"version https://git-lfs")
+    with pytest.raises(DatasetLayoutError, match=r"train-0\.parquet is no readable parquet"):
+        Pica100k(path=str(tmp_path))
+
+
+@pytest.mark.parametrize("blank", [None, "  "])
+def test_blank_instruction_is_found_before_the_run(write_pica, blank: str | None) -> None:
+    path = write_pica(num_rows=3, explicit_prompt=["a", blank, "c"])
+    with pytest.raises(DatasetRowError, match=r"'explicit_prompt' in .*parquet, row 1"):
+        Pica100k(path=str(path))
+
+
+def test_row_without_picture_is_named(write_pica, png) -> None:
+    cells = [{"bytes": png((1, 1, 1)), "path": None}, None]
+    data = Pica100k(path=str(write_pica(num_rows=2, tgt_img=cells)))
+    with pytest.raises(DatasetRowError, match=r"'tgt_img' in .*row 1 holds no picture"):
+        data.sample(1, PromptLevel.EXPLICIT)
+
+
+def test_pictures_of_unlike_size_need_a_resolution(write_pica, png) -> None:
+    path = write_pica(num_rows=1, tgt_img=[{"bytes": png((1, 1, 1), 32, 32), "path": None}])
+    with pytest.raises(DatasetRowError, match=r"row 0 differ in size.*data\.resolution"):
+        Pica100k(path=str(path)).sample(0, PromptLevel.EXPLICIT)
+    assert Pica100k(path=str(path), resolution=[16, 16]).sample(0, PromptLevel.EXPLICIT).target.shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize(("key", "value"), [("resolution", [64]), ("resolution", [0, 64]), ("limit", 0)])
+def test_settings_that_make_no_sense_are_refused(write_pica, key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"data\.{key}"):
+        Pica100k(path=str(write_pica()), **{key: value})
