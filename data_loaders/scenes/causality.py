@@ -17,7 +17,7 @@ from physedit.data_loaders.scenes.props import (
     snap,
     union,
 )
-from physedit.data_loaders.scenes.questions import Question
+from physedit.data_loaders.scenes.questions import Question, ask
 
 FALLS = (16, 24)
 """Heights of a stand in pixels."""
@@ -58,7 +58,7 @@ def draw(dice: Dice) -> Draft:
     )
     stand = Box(held.x - held.width / 2 - 2, held.base, held.width + 4, fall)
     areas = (snap(pad(union(held.bounds, stand), 1)),)
-    return Draft(source, physical, naive, prompts, areas, _questions(dice, held, foot, beside))
+    return Draft(source, physical, naive, prompts, areas, _questions(held, foot, beside))
 
 
 def _paint_stand(picture: Picture, wood: Colour, held: Thing, foot: float) -> Picture:
@@ -70,5 +70,18 @@ def _paint_stand(picture: Picture, wood: Colour, held: Thing, foot: float) -> Pi
     return paint(picture, rectangle(held.x - half - 1.5, held.base, held.x + half + 1.5, held.base + 3), light)
 
 
-def _questions(dice: Dice, held: Thing, foot: float, beside: tuple[Thing, ...]) -> tuple[Question, ...]:
-    return ()
+def _questions(held: Thing, foot: float, beside: tuple[Thing, ...]) -> tuple[Question, ...]:
+    fallen = held.at(held.x, foot)
+    whole = union(held.bounds, fallen.bounds)
+    free = min(held.base, foot - held.height - 1.5) - (held.base - held.height - 2)
+    questions = [
+        ask("thing_rests", pad(fallen.bounds, 3), held.name),
+        ask("thing_hangs", Box(whole.x - 3, whole.y, whole.width + 6, whole.height + 2), held.name),
+        ask(
+            "thing_left", Box(held.x - held.width / 2 - 3, held.base - held.height - 2, held.width + 6, free), held.name
+        ),
+        ask("stand_gone", Box(held.x - held.width / 2 - 3, held.base, held.width + 6, foot - held.base), held.name),
+    ]
+    for thing in beside:
+        questions.append(ask("thing_stays", pad(thing.bounds, 3), thing.name))
+    return tuple(questions)

@@ -71,14 +71,16 @@ def coverage(inside: Inside) -> Mask:
     hits = np.broadcast_to(inside(_FINE_X, _FINE_Y), (SIZE * SUB, SIZE * SUB))
     columns = hits.reshape(SIZE * SUB, SIZE, SUB).sum(axis=2, dtype=np.uint8)  # [256, 64]
     counts = columns.reshape(SIZE, SUB, SIZE).sum(axis=1, dtype=np.uint8)  # [64, 64]
-    return counts.astype(np.float32) / np.float32(SUB * SUB)
+    share: Mask = counts.astype(np.float32) / np.float32(SUB * SUB)
+    return share
 
 
 def rectangle(left: float, top: float, right: float, bottom: float) -> Mask:
     """Coverage of an axis-parallel rectangle."""
     across = _overlap(left, right)
     down = _overlap(top, bottom)
-    return (down[:, None] * across[None, :]).astype(np.float32)
+    mask: Mask = down[:, None] * across[None, :]
+    return mask
 
 
 def disc(x: float, y: float, radius: float) -> Mask:
@@ -88,7 +90,8 @@ def disc(x: float, y: float, radius: float) -> Mask:
 
 def _overlap(low: float, high: float) -> NDArray[np.float32]:
     edges = np.arange(SIZE, dtype=np.float32)
-    return np.clip(np.minimum(edges + 1, high) - np.maximum(edges, low), 0, 1).astype(np.float32)
+    share: NDArray[np.float32] = np.clip(np.minimum(edges + 1, high) - np.maximum(edges, low), 0, 1)
+    return share
 
 
 def paint(picture: Picture, mask: Mask, colour: Colour | Picture) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from physedit.data_loaders.sample import Box
 from physedit.data_loaders.scenes.draft import Draft, Prompts
@@ -23,7 +24,7 @@ from physedit.data_loaders.scenes.props import (
     random_thing,
     snap,
 )
-from physedit.data_loaders.scenes.questions import Question
+from physedit.data_loaders.scenes.questions import Question, ask
 
 SHADOW = 0.52
 """Brightness of a shadowed floor, as a share of the lit floor."""
@@ -62,7 +63,7 @@ def draw(dice: Dice) -> Draft:
         f"Remove the {name}. Its shadow on the floor must vanish too, so the light falls evenly on the floor there.",
     )
     areas = (snap(pad(removed.bounds, 1)), snap(pad(shadow_bounds(removed, sun), 1)))
-    return Draft(source, physical, naive, prompts, areas, _questions(dice, things, sun))
+    return Draft(source, physical, naive, prompts, areas, _questions(things, sun))
 
 
 def _arrange(dice: Dice, room: Room, sun: Sun, count: int) -> tuple[Thing, ...]:
@@ -105,7 +106,7 @@ def shadow_bounds(thing: Thing, sun: Sun) -> Box:
 def shadow(thing: Thing, sun: Sun) -> Mask:
     """Coverage of the floor that the thing keeps the sun from."""
 
-    def inside(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def inside(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.bool_]:
         height = (y - thing.base) / sun.down
         return inside_thing(thing, x - sun.across * height, thing.base - height)
 
@@ -118,5 +119,13 @@ def _with_shadows(picture: Picture, things: tuple[Thing, ...], sun: Sun) -> Pict
     return picture
 
 
-def _questions(dice: Dice, things: tuple[Thing, ...], sun: Sun) -> tuple[Question, ...]:
-    return ()
+def _questions(things: tuple[Thing, ...], sun: Sun) -> tuple[Question, ...]:
+    removed, fell = things[0], pad(shadow_bounds(things[0], sun), 2.5)
+    questions = [
+        ask("floor_lit", fell, removed.name),
+        ask("shadow_left", fell, removed.name),
+        ask("thing_gone", pad(removed.bounds, 2), removed.name),
+    ]
+    for thing in things[1:]:
+        questions.append(ask("shadow_kept", pad(shadow_bounds(thing, sun), 2.5), thing.name))
+    return tuple(questions)

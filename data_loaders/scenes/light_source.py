@@ -9,6 +9,7 @@ from physedit.data_loaders.scenes.draft import Draft, Prompts
 from physedit.data_loaders.scenes.draw import (
     PIXEL_X,
     PIXEL_Y,
+    SIZE,
     Colour,
     Dice,
     Mask,
@@ -29,7 +30,7 @@ from physedit.data_loaders.scenes.props import (
     random_thing,
     snap,
 )
-from physedit.data_loaders.scenes.questions import Question
+from physedit.data_loaders.scenes.questions import Question, ask
 
 DUSK = (0.37, 0.38, 0.44)
 """Share of daylight left in the dark room, by channel."""
@@ -37,7 +38,15 @@ DUSK = (0.37, 0.38, 0.44)
 REACH = 34.0
 """Radius in pixels at which the lamp's light ends."""
 
+_GAIN = 1.1
+"""How much of itself a surface gains beside the lamp."""
+
+_HAZE = 0.2
+"""How much plain light is added beside the lamp, so that dark things are tinted as well."""
+
 _BULB = 5.5
+"""Radius of the bulb in pixels."""
+
 _LIGHTS: dict[str, Colour] = {
     "yellow": rgb("ffcf5c"),
     "red": rgb("ff5a4a"),
@@ -71,7 +80,7 @@ def draw(dice: Dice) -> Draft:
         f"Switch on the {colour} lamp. Its {colour} light must fall on the wall, the floor and all things around it.",
     )
     areas = (snap(pad(Box(x - REACH, y - REACH, 2 * REACH, 2 * REACH), 0)),)
-    return Draft(source, physical, naive, prompts, areas, _questions(dice, thing))
+    return Draft(source, physical, naive, prompts, areas, _questions(dice, colour, x, y, thing))
 
 
 def _paint_holder(picture: Picture, x: float, y: float, foot: float, *, hanging: bool) -> Picture:
@@ -86,14 +95,33 @@ def glow(x: float, y: float) -> Mask:
     """Strength of the lamp's light, 1 at the lamp and 0 from ``REACH`` on, with a smooth end."""
     away = ((PIXEL_X - np.float32(x)) ** 2 + (PIXEL_Y - np.float32(y)) ** 2) / np.float32(REACH * REACH)
     near = np.clip(1 - away, 0, 1)
-    return (near * near).astype(np.float32)
+    strength: Mask = near * near
+    return strength
 
 
 def _shine(picture: Picture, x: float, y: float, light: Colour) -> Picture:
     strength = glow(x, y)[:, :, None]
     colour = np.asarray(light, np.float32)
-    return np.clip(picture * (1 + np.float32(1.1) * strength * colour) + np.float32(0.2) * strength * colour, 0, 1)
+    lit: Picture = np.clip(
+        picture * (1 + np.float32(_GAIN) * strength * colour) + np.float32(_HAZE) * strength * colour, 0, 1
+    )
+    return lit
 
 
-def _questions(dice: Dice, thing: Thing) -> tuple[Question, ...]:
-    return ()
+def _questions(dice: Dice, colour: str, x: float, y: float, thing: Thing) -> tuple[Question, ...]:
+    side = 1 if x < SIZE / 2 else -1
+    questions = [
+        ask("light_beside", _toward(x, side, 7.5, 27, y - 6, y + 2), colour),
+        ask("light_above", _toward(x, side, 2.5, 24, y - 12, y - 7), colour),
+        ask("light_below", _toward(x, -side, 2, 7, y + 7, min(y + 26, 51)), colour),
+        ask("lamp_lit", Box(x - 4, y - 4, 8, 8)),
+    ]
+    if dice.happens(0.6):
+        questions.append(ask("thing_kept", pad(thing.bounds, 2), thing.name))
+    return tuple(questions)
+
+
+def _toward(x: float, side: int, near: float, far: float, top: float, bottom: float) -> Box:
+    """The rows from top to bottom, from ``near`` to ``far`` pixels to one side of the lamp."""
+    left = x + near if side > 0 else x - far
+    return Box(left, top, far - near, bottom - top)

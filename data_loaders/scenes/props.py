@@ -119,12 +119,14 @@ def inside_thing(thing: Thing, x: NDArray[np.float32], y: NDArray[np.float32]) -
     """Which points lie in the thing's outline."""
     up = thing.base - y
     off = np.abs(x - thing.x)
+    hits: NDArray[np.bool_]
     if thing.shape == "ball":
-        return (off / (thing.width / 2)) ** 2 + (up / (thing.height / 2) - 1) ** 2 <= 1
-    standing = (up >= 0) & (up <= thing.height)
-    if thing.shape == "box":
-        return standing & (off <= thing.width / 2)
-    return standing & (off <= thing.width / 2 * (1 - up / thing.height))
+        hits = (off / (thing.width / 2)) ** 2 + (up / (thing.height / 2) - 1) ** 2 <= 1
+    elif thing.shape == "box":
+        hits = (up >= 0) & (up <= thing.height) & (off <= thing.width / 2)
+    else:
+        hits = (up >= 0) & (up <= thing.height) & (off <= thing.width / 2 * (1 - up / thing.height))
+    return hits
 
 
 def outline(thing: Thing) -> Mask:
@@ -143,13 +145,16 @@ def paint_thing(picture: Picture, thing: Thing) -> Picture:
 def _shading(thing: Thing) -> Mask:
     across = (PIXEL_X - np.float32(thing.x)) / np.float32(thing.width / 2)  # -1 .. 1
     up = (np.float32(thing.base) - PIXEL_Y) / np.float32(thing.height)  # 0 .. 1
+    shine: Mask
     if thing.shape == "ball":
         away = (across + np.float32(0.3)) ** 2 + (up * 2 - np.float32(1.35)) ** 2
-        return (np.float32(1.3) - np.float32(0.24) * away).astype(np.float32)
-    if thing.shape == "cone":
-        return (np.float32(1.06) - np.float32(0.24) * across).astype(np.float32)
-    lid = np.clip((up * np.float32(thing.height) - np.float32(thing.height - 3.0)) + np.float32(0.5), 0, 1)
-    return (np.float32(0.9) + np.float32(0.1) * up + np.float32(0.3) * lid).astype(np.float32)
+        shine = np.float32(1.3) - np.float32(0.24) * away
+    elif thing.shape == "cone":
+        shine = np.float32(1.06) - np.float32(0.24) * across
+    else:
+        lid = np.clip((up * np.float32(thing.height) - np.float32(thing.height - 3.0)) + np.float32(0.5), 0, 1)
+        shine = np.float32(0.9) + np.float32(0.1) * up + np.float32(0.3) * lid
+    return shine
 
 
 def pad(box: Box, margin: float) -> Box:
@@ -173,12 +178,6 @@ def overlap(one: Box, other: Box) -> bool:
     apart_x = one.x + one.width <= other.x or other.x + other.width <= one.x
     apart_y = one.y + one.height <= other.y or other.y + other.height <= one.y
     return not (apart_x or apart_y)
-
-
-def within(box: Box, *, top: float, margin: float = 1.0) -> bool:
-    """Whether the box lies in the picture, at least a margin from its border, and below the row ``top``."""
-    right, bottom = box.x + box.width, box.y + box.height
-    return box.x >= margin and right <= SIZE - margin and box.y >= top and bottom <= SIZE - margin
 
 
 def snap(box: Box) -> Box:

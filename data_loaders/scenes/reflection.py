@@ -27,7 +27,7 @@ from physedit.data_loaders.scenes.props import (
     random_thing,
     snap,
 )
-from physedit.data_loaders.scenes.questions import Question
+from physedit.data_loaders.scenes.questions import Question, ask
 
 MIRRORED = 0.58
 """Share of the mirror image in what the water shows; the rest is the water's own colour."""
@@ -66,7 +66,7 @@ def draw(dice: Dice) -> Draft:
         f"Remove the {name}. Its mirror image must vanish too, so the water there shows only the sky and the hill.",
     )
     areas = (snap(pad(removed.bounds, 1)), snap(pad(mirrored(removed.bounds, shore), 1)))
-    return Draft(source, physical, naive, prompts, areas, _questions(dice, things, shore))
+    return Draft(source, physical, naive, prompts, areas, _questions(things, shore))
 
 
 def mirrored(box: Box, shore: int) -> Box:
@@ -106,5 +106,24 @@ def _with_water(above: Picture, reflected: Picture, water: Colour, shore: int) -
     return paint(image, line * np.float32(0.5), (1.0, 1.0, 1.0))
 
 
-def _questions(dice: Dice, things: tuple[Thing, ...], shore: int) -> tuple[Question, ...]:
-    return ()
+def _questions(things: tuple[Thing, ...], shore: int) -> tuple[Question, ...]:
+    removed = things[0]
+    questions = [
+        ask("water_clear", _image_box(removed, shore), removed.name),
+        ask("mirror_left", _image_box(removed, shore), removed.name),
+        ask(
+            "thing_gone",
+            Box(
+                removed.x - removed.width / 2 - 2, removed.base - removed.height - 2, removed.width + 4, removed.height
+            ),
+            removed.name,
+        ),
+    ]
+    for thing in things[1:]:
+        questions.append(ask("mirror_kept", _image_box(thing, shore), thing.name))
+    return tuple(questions)
+
+
+def _image_box(thing: Thing, shore: int) -> Box:
+    """Around the mirror image, below the bright line of the shore."""
+    return Box(thing.x - thing.width / 2 - 3, shore + 1, thing.width + 6, thing.height + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from physedit.data_loaders.sample import Box
 from physedit.data_loaders.scenes.draft import Draft, Prompts
@@ -17,7 +18,7 @@ from physedit.data_loaders.scenes.props import (
     random_room,
     snap,
 )
-from physedit.data_loaders.scenes.questions import Question
+from physedit.data_loaders.scenes.questions import Question, ask
 
 SHIFT = 8.0
 """How far below the surface the stick appears to the side, in pixels."""
@@ -102,7 +103,7 @@ def shifted(stick: Stick) -> Mask:
 
 
 def _rod(stick: Stick, shift: float) -> Mask:
-    def inside(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def inside(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.bool_]:
         off = x - (stick.x + shift + stick.slope * (y - stick.level))
         return (np.abs(off) <= stick.width / 2) & (y >= stick.top) & (y <= stick.bottom)
 
@@ -128,4 +129,20 @@ def _paint_glass(picture: Picture, tank: Tank) -> Picture:
 
 
 def _questions(dice: Dice, tank: Tank, stick: Stick) -> tuple[Question, ...]:
-    return ()
+    left, width = tank.left + 1.5, tank.right - tank.left - 3
+    questions = [
+        ask("stick_broken", _around_surface(tank, 6), stick.colour),
+        ask("stick_straight", _around_surface(tank, min(tank.level - stick.top - 1, 20)), stick.colour),
+        ask("tank_filled", Box(left, tank.level - 6, width, 14)),
+    ]
+    if dice.happens(0.8):
+        above = Box(stick.x - 8, stick.top + 2, 16, tank.level - stick.top - 4)
+        questions.append(ask("stick_kept", above, stick.colour))
+    return tuple(questions)
+
+
+def _around_surface(tank: Tank, reach: float) -> Box:
+    """The inside of the tank from ``reach`` rows above the surface to as many below: the surface is its middle."""
+    left, right = np.ceil(tank.left + 1.5), np.floor(tank.right - 1.5)
+    rows = float(np.floor(reach))
+    return Box(float(left), tank.level - rows, float(right - left), 2 * rows)

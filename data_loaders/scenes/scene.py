@@ -42,10 +42,15 @@ LAWS: tuple[str, ...] = tuple(_TABLE)
 """PICABench's names of the laws that the world obeys."""
 
 
-VOCABULARY: tuple[str, ...] = tuple(
-    ["all", "and", "around", "as", "aside", "at", "ball", "be", "blue", "box", "broken", "casts", "cone", "dark", "day", "down", "evenly", "fall", "falls", "fill", "floor", "green", "ground", "hill", "holds", "house", "image", "in", "into", "is", "it", "its", "lamp", "light", "lights", "look", "looks", "lower", "mirror", "must", "night", "nothing", "on", "only", "part", "purple", "red", "remove", "rest", "room", "shadow", "shift", "shows", "sky", "so", "stand", "stick", "straight", "surface", "switch", "tank", "that", "the", "then", "there", "things", "too", "tree", "turn", "vanish", "wall", "water", "well", "with", "yellow"]
+_WORDS = (
+    "all and around as aside at ball be blue box broken casts cone dark day down evenly fall falls fill "
+    "floor green ground hill holds house image in into is it its lamp light lights look looks lower "
+    "mirror must night nothing on only part purple red remove rest room shadow shift shows sky so stand "
+    "stick straight surface switch tank that the then there things too tree turn vanish wall water well "
+    "with yellow "
 )
-"""Every word of every prompt in lower case, at all three levels. No word tells left from right: pictures may be flipped."""
+VOCABULARY: tuple[str, ...] = tuple(_WORDS.split())
+"""Every word of every prompt, in lower case. None tells left from right, so pictures may be mirrored."""
 
 
 @dataclass(frozen=True, slots=True)
