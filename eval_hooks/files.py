@@ -1,0 +1,116 @@
+"""Files of an evaluation: written whole or not at all, hashed, and read with a message that names them.
+
+Shape legend: H W pixels.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes ``path`` so that a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes ``value`` as indented JSON, whole or not at all."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Writes one JSON object a line, whole or not at all."""
+    write_bytes(path, "".join(json_line(row) for row in rows).encode())
+
+
+def json_line(row: Mapping[str, object] | Sequence[object]) -> str:
+    """Returns ``row`` as one line of JSON with its line end; the order of its keys counts."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json_lines(path: Path) -> list[dict[str, object]]:
+    """Returns the objects of a file of JSON lines; a last line cut off by a kill is left out.
+
+    Raises:
+        ValueError: a line other than the last is no JSON object.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, object]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the file to redo it") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
+        rows.append(row)
+    return rows
+
+
+def open_journal(path: Path) -> TextIO:
+    """Opens a file of JSON lines to append to, without the part of a line that a kill may have left."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            write_bytes(path, whole)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+def digest_of(value: Mapping[str, object]) -> str:
+    """Returns the SHA-256 of ``value`` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Makes ``destination`` the same file as ``source``, or a copy where links are not possible.
+
+    Safe for files that are only ever replaced, as those of this module are.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    part = destination.with_name(f".{destination.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:
+        part.write_bytes(source.read_bytes())
+    part.replace(destination)
+
+
+def encode_png(picture: Tensor) -> bytes:
+    """Returns uint8 ``[3, H, W]`` as PNG: lossless, and the same bytes for the same picture."""
+    buffer = io.BytesIO()
+    to_image(picture).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def to_image(picture: Tensor) -> Image.Image:
+    """Returns uint8 ``[3, H, W]`` as a Pillow picture."""
+    return Image.fromarray(picture.permute(1, 2, 0).contiguous().cpu().numpy())
+
+
+def from_image(image: Image.Image) -> Tensor:
+    """Returns a Pillow RGB picture as uint8 ``[3, H, W]``."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
