@@ -1,0 +1,167 @@
+"""The folder between editing and judging, in PICABench's own layout.
+
+``input_img/00000.png`` and ``output_img/00000.png`` by item index, ``meta_info.json`` as the published scripts read it,
+``manifest.json`` (written last) tying every picture to the settings that made it by its hash.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from physedit.data_loaders.sample import Box, DatasetLayoutError, Origin, PromptLevel
+from physedit.eval_hooks.files import file_digest, write_json
+from physedit.eval_hooks.picabench.annotations import (
+    Question,
+    box_record,
+    parse_edit_area,
+    parse_questions,
+    question_record,
+)
+from physedit.eval_hooks.picabench.benchmark import PROMPT_COLUMNS, BenchmarkItem
+
+INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
+_META_INFO, _MANIFEST = "meta_info.json", "manifest.json"
+# PicaEval_gpt.py takes the first of these that an item has.
+_OUTPUT_KEYS = ("output_path", "output_image_path", "output_img_path")
+
+
+class OutputsMismatch(ValueError):
+    """The pictures in a folder are not the ones its manifest lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditedItem:
+    """One edited picture and what is asked about it, as ``meta_info.json`` tells it.
+
+    ``edit_area`` is in the input picture's own pixels; paths are relative to the folder.
+    """
+
+    index: int
+    category: str
+    law: str
+    operation: str
+    level: str
+    instruction: str
+    questions: tuple[Question, ...]
+    edit_area: tuple[Box, ...]
+    input_path: str
+    output_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What made the pictures of a folder.
+
+    Attributes:
+        key: hash of everything that decides the pictures.
+        settings: what the key was made of, in words.
+        files: SHA-256 of every input and output picture by relative path.
+    """
+
+    key: str
+    settings: Mapping[str, object]
+    files: Mapping[str, str]
+
+
+def picture_name(index: int) -> str:
+    """Returns the file name of an item's picture, which the published scripts look for."""
+    return f"{index:05d}.png"
+
+
+def write_meta_info(folder: Path, items: Sequence[BenchmarkItem], level: PromptLevel) -> None:
+    """Writes ``meta_info.json`` with the keys of PICABench's ``prepare_meta_info.py``, and the prompts besides."""
+    write_json(folder / _META_INFO, [_meta_record(item, level) for item in items])
+
+
+def read_meta_info(folder: Path) -> tuple[EditedItem, ...]:
+    """Returns the items of ``meta_info.json`` in its order; those of other tools are read too.
+
+    Raises:
+        DatasetLayoutError: no such file, or an item without index, input or output.
+    """
+    path = folder / _META_INFO
+    if not path.exists():
+        raise DatasetLayoutError(
+            f"{folder} has no {_META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
+        )
+    records = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(records, list):
+        raise DatasetLayoutError(f"{path}: expected a list of items, found a {type(records).__name__}.")
+    return tuple(_edited_item(record, path, row) for row, record in enumerate(records))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes ``manifest.json``: the folder is complete from here on."""
+    write_json(folder / _MANIFEST, {"key": manifest.key, "settings": manifest.settings, "files": manifest.files})
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Returns the manifest, or None if the folder's edits are not finished."""
+    path = folder / _MANIFEST
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return Manifest(key=record["key"], settings=record["settings"], files=record["files"])
+
+
+def verify_outputs(folder: Path, manifest: Manifest) -> frozenset[str]:
+    """Returns the relative paths of pictures whose bytes differ from the manifest's hash.
+
+    Raises:
+        OutputsMismatch: an output is missing, or one lies there that the manifest does not list.
+    """
+    listed = {name for name in manifest.files if name.startswith(f"{OUTPUTS}/")}
+    present = {f"{OUTPUTS}/{file.name}" for file in (folder / OUTPUTS).glob("*.png")}
+    missing, unknown = sorted(listed - present), sorted(present - listed)
+    if missing or unknown:
+        raise OutputsMismatch(
+            f"{folder}: {len(missing)} missing and {len(unknown)} unknown outputs. "
+            f"Missing: {', '.join(missing[:5]) or 'none'}. Unknown: {', '.join(unknown[:5]) or 'none'}. "
+            "Pictures were renamed, removed or added after editing; delete the folder to edit anew."
+        )
+    return frozenset(name for name, digest in manifest.files.items() if _digest(folder / name) != digest)
+
+
+def _digest(path: Path) -> str | None:
+    return file_digest(path) if path.exists() else None
+
+
+def _meta_record(item: BenchmarkItem, level: PromptLevel) -> dict[str, object]:
+    return {
+        "index": item.index,
+        "input_path": f"{INPUTS}/{picture_name(item.index)}",
+        "output_path": f"{OUTPUTS}/{picture_name(item.index)}",
+        "edit_instruction": item.instruction(level),
+        "prompt_level": level.value,
+        "physics_category": item.category,
+        "physics_law": item.law,
+        "edit_operation": item.operation,
+        "difficulty": "unknown",
+        **{column: item.prompts[prompt] for prompt, column in PROMPT_COLUMNS.items()},
+        "annotated_qa_pairs": [question_record(question) for question in item.questions],
+        "edit_area": [box_record(box) for box in item.edit_area] or None,
+    }
+
+
+def _edited_item(record: Mapping[str, object], path: Path, row: int) -> EditedItem:
+    output = next((record[key] for key in _OUTPUT_KEYS if record.get(key)), None)
+    index, source = record.get("index"), record.get("input_path")
+    if not isinstance(index, int) or not isinstance(source, str) or not isinstance(output, str):
+        raise DatasetLayoutError(
+            f"{path}, item {row}: expected index, input_path and output_path, found {', '.join(record)}. "
+            "An item without output cannot be scored; edit it or remove it."
+        )
+    origin = Origin(str(path), row)
+    return EditedItem(
+        index=index,
+        category=str(record.get("physics_category", "unknown")),
+        law=str(record.get("physics_law", "unknown")),
+        operation=str(record.get("edit_operation", "unknown")),
+        level=str(record.get("prompt_level", "unknown")),
+        instruction=str(record.get("edit_instruction", "")),
+        questions=parse_questions(record.get("annotated_qa_pairs"), origin),
+        edit_area=parse_edit_area(record.get("edit_area"), origin),
+        input_path=source,
+        output_path=output,
+    )

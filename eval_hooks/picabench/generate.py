@@ -1,0 +1,298 @@
+"""Editing the items of a benchmark into a folder, shared by the ranks and continued after a kill.
+
+Shape legend: B batch, H W pixels.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from physedit.data_loaders.sample import PromptLevel
+from physedit.eval_hooks.files import (
+    encode_png,
+    file_digest,
+    from_image,
+    json_line,
+    link_or_copy,
+    open_journal,
+    read_json_lines,
+    to_image,
+    write_bytes,
+)
+from physedit.eval_hooks.hook import EvalContext
+from physedit.eval_hooks.picabench.benchmark import BenchmarkItem
+from physedit.eval_hooks.picabench.folder import (
+    INPUTS,
+    OUTPUTS,
+    TARGETS,
+    Manifest,
+    picture_name,
+    read_manifest,
+    write_manifest,
+    write_meta_info,
+)
+from physedit.eval_hooks.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EditSettings:
+    """How pictures are edited.
+
+    Attributes:
+        seed: with hook and item it decides the noise, so base and adapter start from the same.
+        num_steps: denoising steps.
+        guidance: guidance scale of the pipeline.
+        level: which instruction is used.
+        batch_size: pictures of one size edited at once.
+        resolution: long side in pixels at which pictures are edited; None keeps their own size.
+    """
+
+    seed: int
+    num_steps: int
+    guidance: float
+    level: PromptLevel
+    batch_size: int
+    resolution: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EditTask:
+    """What to edit into which folder.
+
+    Attributes:
+        folder: receives pictures, ``meta_info.json`` and ``manifest.json``.
+        items: the whole benchmark in use, not this rank's share.
+        settings: how.
+        hook: name of the hook, part of the noise's seed.
+        key: hash of all that decides the pictures; pictures of another key are never kept.
+        described: what the key was made of, for the manifest.
+        twin: a finished folder with the same inputs, to link instead of storing them twice.
+    """
+
+    folder: Path
+    items: Sequence[BenchmarkItem]
+    settings: EditSettings
+    hook: str
+    key: str
+    described: Mapping[str, object]
+    twin: Path | None = None
+
+
+Batch = tuple[BenchmarkItem, ...]
+
+
+def edit_benchmark(context: EvalContext, task: EditTask) -> int:
+    """Ensures that ``task.folder`` holds every edit, and returns how many this rank had to make.
+
+    Pictures whose hash is proven by the manifest, or by the journal of a killed run, are kept. All ranks must call it,
+    and all make the same number of calls to ``Backbone.edit``, repeating a batch where their share is smaller, so that
+    a denoiser sharded over ranks never waits for a rank that is done.
+    """
+    ranks = Ranks(context.rank, context.world_size, context.barrier)
+    ranks.first_alone(task.folder, lambda: _clear_stale(task))
+    proven: dict[str, str] = {}
+    ranks.together(task.folder, lambda: proven.update(_proven_files(task)))
+    pending = [item for item in task.items if not _is_done(item, proven)]
+    if not pending and read_manifest(task.folder) is not None:
+        return 0
+    plan = [
+        plan_batches(ranks_share, context.backbone.pixel_multiple, task.settings)
+        for ranks_share in (pending[rank :: ranks.world_size] for rank in range(ranks.world_size))
+    ]
+    made = 0
+
+    def work() -> None:
+        nonlocal made
+        made = _edit_batches(context, task, plan)
+
+    ranks.together(task.folder, work)
+    ranks.first_alone(task.folder, lambda: _complete(task))
+    return made
+
+
+def plan_batches(
+    items: Sequence[BenchmarkItem], multiple: int, settings: EditSettings
+) -> tuple[tuple[BenchmarkItem, ...], ...]:
+    """Groups items of one edit size into batches, in order of their first item. Pure."""
+    groups: dict[tuple[int, int], list[BenchmarkItem]] = {}
+    for item in items:
+        height, width = item.source.shape[-2:]
+        groups.setdefault(edit_size(height, width, multiple, settings.resolution), []).append(item)
+    step = settings.batch_size
+    return tuple(
+        tuple(group[start : start + step]) for group in groups.values() for start in range(0, len(group), step)
+    )
+
+
+def edit_size(height: int, width: int, multiple: int, resolution: int | None) -> tuple[int, int]:
+    """Returns the height and width nearest to the picture's shape that the editor accepts. Pure.
+
+    Args:
+        height: of the picture in pixels.
+        width: of the picture in pixels.
+        multiple: both results are multiples of this many pixels.
+        resolution: wanted long side in pixels; None for the picture's own.
+    """
+    scale = 1.0 if resolution is None else resolution / max(height, width)
+    return _nearest(height * scale, multiple), _nearest(width * scale, multiple)
+
+
+def item_generator(seed: int, hook: str, index: int) -> torch.Generator:
+    """Returns the CPU generator of an item's noise: a function of its arguments and of nothing else."""
+    digest = hashlib.sha256(f"{seed}:{hook}:{index}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@contextmanager
+def undisturbed(denoiser: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts the denoiser in eval mode without gradient inside; mode and global random state are as before after it."""
+    modes = [(module, module.training) for module in denoiser.modules()]
+    devices = [device] if device.type == "cuda" else []
+    denoiser.eval()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _nearest(side: float, multiple: int) -> int:
+    return max(1, round(side / multiple)) * multiple
+
+
+def _clear_stale(task: EditTask) -> None:
+    """Removes what another key made: its pictures must not be taken for this one's."""
+    task.folder.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(task.folder)
+    keys = {manifest.key} if manifest else set()
+    for journal in _journals(task.folder):
+        keys |= {str(row.get("key")) for row in read_json_lines(journal)}
+    entries = [entry for entry in task.folder.iterdir() if not entry.name.startswith(".")]
+    if keys == {task.key} or not entries:
+        return
+    log.warning("%s holds evaluations made by other weights or settings; they are replaced", task.folder)
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _journals(folder: Path) -> list[Path]:
+    return sorted(folder.glob("generated.*.jsonl"))
+
+
+def _proven_files(task: EditTask) -> dict[str, str]:
+    """Returns the hashes by relative path of files that are there and have the recorded hash."""
+    manifest = read_manifest(task.folder)
+    recorded = dict(manifest.files) if manifest else {}
+    for journal in _journals(task.folder):
+        for row in read_json_lines(journal):
+            recorded[str(row["file"])] = str(row["sha256"])
+    return {
+        name: digest
+        for name, digest in recorded.items()
+        if (task.folder / name).exists() and file_digest(task.folder / name) == digest
+    }
+
+
+def _is_done(item: BenchmarkItem, proven: Mapping[str, str]) -> bool:
+    name = picture_name(item.index)
+    return f"{INPUTS}/{name}" in proven and f"{OUTPUTS}/{name}" in proven
+
+
+def _edit_batches(context: EvalContext, task: EditTask, plan: Sequence[Sequence[Batch]]) -> int:
+    mine = plan[context.rank]
+    rounds = max(len(batches) for batches in plan)
+    filler = next((batch for batches in plan for batch in batches), None)
+    made = 0
+    with (
+        undisturbed(context.denoiser, context.device),
+        open_journal(task.folder / f"generated.{context.rank}.jsonl") as journal,
+    ):
+        for number in range(rounds):
+            batch = mine[number] if number < len(mine) else filler
+            assert batch is not None
+            edited = _edit(context, task, batch)
+            if number >= len(mine):
+                continue
+            for item, picture in zip(batch, edited, strict=True):
+                for row in _store(task, item, picture):
+                    journal.write(json_line(row))
+            journal.flush()
+            made += len(batch)
+            context.progress(made, sum(len(batch) for batch in mine), f"{task.hook}: editing")
+    return made
+
+
+def _edit(context: EvalContext, task: EditTask, batch: Batch) -> Tensor:
+    settings = task.settings
+    sources = [item.source for item in batch]
+    height, width = sources[0].shape[-2:]
+    size = edit_size(height, width, context.backbone.pixel_multiple, settings.resolution)
+    stacked = torch.stack([_resized(source, size) for source in sources])  # [B, 3, H, W]
+    edited = context.backbone.edit(
+        context.denoiser,
+        stacked.to(context.device),
+        [item.instruction(settings.level) for item in batch],
+        num_steps=settings.num_steps,
+        guidance=settings.guidance,
+        generators=[item_generator(settings.seed, task.hook, item.index) for item in batch],
+    )
+    if edited.dtype != torch.uint8 or edited.shape[:2] != (len(batch), 3):
+        raise ValueError(
+            f"Backbone.edit must return uint8 [{len(batch)}, 3, H, W], "
+            f"found {edited.dtype} {list(edited.shape)} for items {[item.index for item in batch]}."
+        )
+    return edited.cpu()
+
+
+def _resized(picture: Tensor, size: tuple[int, int]) -> Tensor:
+    if tuple(picture.shape[-2:]) == size:
+        return picture
+    return from_image(to_image(picture).resize((size[1], size[0]), Image.Resampling.LANCZOS))
+
+
+def _store(task: EditTask, item: BenchmarkItem, edited: Tensor) -> list[dict[str, object]]:
+    name = picture_name(item.index)
+    write_bytes(task.folder / OUTPUTS / name, encode_png(edited))
+    _store_input(task, item, name)
+    if item.target is not None and task.twin is None:
+        write_bytes(task.folder / TARGETS / name, item.target)
+    return [
+        {"key": task.key, "file": file, "sha256": file_digest(task.folder / file)}
+        for file in (f"{INPUTS}/{name}", f"{OUTPUTS}/{name}")
+    ]
+
+
+def _store_input(task: EditTask, item: BenchmarkItem, name: str) -> None:
+    twin = task.twin / INPUTS / name if task.twin is not None else None
+    if twin is not None and twin.exists():
+        link_or_copy(twin, task.folder / INPUTS / name)
+    else:
+        write_bytes(task.folder / INPUTS / name, encode_png(item.source))
+
+
+def _complete(task: EditTask) -> None:
+    proven = _proven_files(task)
+    missing = [item.index for item in task.items if not _is_done(item, proven)]
+    if missing:
+        raise FileNotFoundError(
+            f"{task.folder}: the edits of items {missing[:5]} are not there although every rank has finished. "
+            "All ranks must see the same folder: put the run on a file system that they share."
+        )
+    write_meta_info(task.folder, task.items, task.settings.level)
+    write_manifest(task.folder, Manifest(task.key, task.described, dict(sorted(proven.items()))))
+    for journal in _journals(task.folder):
+        journal.unlink()

@@ -1,0 +1,107 @@
+"""Which numbers an evaluation reports, under which keys."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from physedit.eval_hooks.metrics.accuracy import Accuracy, ItemAccuracy
+from physedit.eval_hooks.metrics.consistency import Consistency
+from physedit.eval_hooks.metrics.metric import ItemRecord, Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric over the items to which it applies."""
+
+    metric: Metric
+    applies: Callable[[ItemRecord], bool] = lambda _record: True
+
+
+class Measures(Protocol):
+    """A set of measures."""
+
+    @property
+    def measures_id(self) -> str:
+        """Changes when the same answers would be reported otherwise."""
+        ...
+
+    def kind_of(self, question: str) -> str | None:
+        """Returns what a question is about, or None if no measure asks."""
+        ...
+
+    def by_key(self, hook: str, records: Sequence[ItemRecord]) -> Mapping[str, Measure]:
+        """Returns the measures by metric key, the headline first, for the groups found in ``records``."""
+        ...
+
+    def notes(self, records: Sequence[ItemRecord]) -> tuple[str, ...]:
+        """Returns what a reader must know of how ``records`` are measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PicaBenchMeasures:
+    """The published numbers: accuracy per question and per item, PSNR; accuracy by law, category, operation, level.
+
+    The published per-law columns weigh every question the same; so do these.
+    """
+
+    @property
+    def measures_id(self) -> str:
+        """Names the set and its version."""
+        return "picabench-1"
+
+    def kind_of(self, question: str) -> str | None:  # noqa: ARG002  (PICABench does not tell kinds apart)
+        """Returns None: PICABench does not tell kinds of questions apart."""
+        return None
+
+    def by_key(self, hook: str, records: Sequence[ItemRecord]) -> Mapping[str, Measure]:
+        """Returns ``acc``, ``acc_item``, ``psnr``, ``acc/LAW`` and ``acc/GROUP/VALUE`` (category, operation, level)."""
+        acc = f"{hook}/acc"
+        return {
+            acc: Measure(Accuracy()),
+            f"{hook}/acc_item": Measure(ItemAccuracy()),
+            f"{hook}/psnr": Measure(Consistency()),
+            **by_value(acc, Accuracy(), records, law_of),
+            **by_value(f"{acc}/category", Accuracy(), records, _category_of),
+            **by_value(f"{acc}/operation", Accuracy(), records, _operation_of),
+            **by_value(f"{acc}/level", Accuracy(), records, _level_of),
+        }
+
+    def notes(self, records: Sequence[ItemRecord]) -> tuple[str, ...]:
+        """Returns how many items give the PSNR of the whole picture."""
+        whole = sum(not record.has_edit_area for record in records)
+        if not whole:
+            return ()
+        return (
+            f"PSNR: {whole} of {len(records)} items have no edit area and count with the whole picture, "
+            "as in the published evaluator.",
+        )
+
+
+def by_value(
+    key: str, metric: Metric, records: Sequence[ItemRecord], value_of: Callable[[ItemRecord], str]
+) -> dict[str, Measure]:
+    """Returns ``metric`` for each value found in ``records``, under ``key/VALUE``, in the order of first items."""
+    values = dict.fromkeys(value_of(record) for record in records)
+    return {f"{key}/{value}": Measure(metric, _having(value_of, value)) for value in values}
+
+
+def law_of(record: ItemRecord) -> str:
+    """Returns an item's law."""
+    return record.law
+
+
+def _category_of(record: ItemRecord) -> str:
+    return record.category
+
+
+def _operation_of(record: ItemRecord) -> str:
+    return record.operation
+
+
+def _level_of(record: ItemRecord) -> str:
+    return record.level
+
+
+def _having(value_of: Callable[[ItemRecord], str], value: str) -> Callable[[ItemRecord], bool]:
+    return lambda record: value_of(record) == value
