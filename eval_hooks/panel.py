@@ -1,0 +1,181 @@
+"""A small fixed choice of items to look at: source, base, checkpoint and target side by side.
+
+Shape legend: H W pixels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from physedit.data_loaders.images import read_rgb
+from physedit.eval_hooks.files import to_image
+from physedit.eval_hooks.hook import EvalReport
+from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
+from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_meta_info
+from physedit.eval_hooks.picabench.measure import read_records
+
+COLUMNS = ("source", "base", "tuned", "target")
+_BASE_FOLDER = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question and what was answered about either picture; None where a side lacks the question."""
+
+    question: str
+    reference: str
+    base: Answer | None
+    tuned: Answer | None
+
+
+@dataclass(frozen=True, slots=True)
+class PanelItem:
+    """One item to look at.
+
+    Attributes:
+        index, law, instruction: of the item.
+        story: ``"improved"``, ``"still wrong"``, ``"got worse"`` or ``"unchanged"``.
+        pictures: uint8 ``[3, H, W]`` by column name; a target only where the benchmark has one.
+        asked: the questions in order.
+    """
+
+    index: int
+    law: str
+    instruction: str
+    story: str
+    pictures: dict[str, Tensor]
+    asked: tuple[Asked, ...]
+
+
+def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ...]:
+    """Returns up to ``per_law`` items of every law: the first that improved, the first still wrong, then by order.
+
+    The choice shows what the checkpoint does and does not do; it is no random sample.
+
+    Raises:
+        FileNotFoundError: the report's pictures or those of the base are gone.
+    """
+    base_folder = report.folder.parent / _BASE_FOLDER
+    base = {record.index: record for record in read_records(base_folder)}
+    tuned = {record.index: record for record in read_records(report.folder)}
+    items = {item.index: item for item in read_meta_info(report.folder)}
+    stories = {index: _story(base[index], record) for index, record in tuned.items() if index in base}
+    laws = dict.fromkeys(items[index].law for index in stories)
+    return tuple(
+        _panel_item(report.folder, base_folder, items[index], stories[index], base[index], tuned[index])
+        for law in laws
+        for index in _choose([i for i in stories if items[i].law == law], stories, per_law)
+    )
+
+
+def write_sheet(path: Path, report: EvalReport, *, per_law: int = 1, scale: int = 4) -> Path:
+    """Writes a PNG with a row per chosen item: source, base, tuned and target, enlarged without smoothing.
+
+    The items are those of ``choose_panel``, so one row per law shows improved items where there are any.
+
+    Args:
+        path: the file to write.
+        report: whose pictures.
+        per_law: rows of each law.
+        scale: how many times the pictures are enlarged.
+
+    Raises:
+        FileNotFoundError: as ``choose_panel``.
+    """
+    panel = choose_panel(report, per_law=per_law)
+    columns = [name for name in COLUMNS if any(name in item.pictures for item in panel)]
+    pictures = [item.pictures["source"] for item in panel]
+    width = max(picture.shape[-1] for picture in pictures) * scale
+    height = max(picture.shape[-2] for picture in pictures) * scale
+    sheet = _Sheet(columns, width, height, rows=len(panel))
+    for row, item in enumerate(panel):
+        sheet.draw_row(row, item, scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.image.save(path, format="PNG", optimize=True)
+    return path
+
+
+class _Sheet:
+    """The picture sheet: a heading, then a caption and the pictures of every row."""
+
+    _MARGIN, _HEADING, _CAPTION = 12, 28, 44
+
+    def __init__(self, columns: Sequence[str], width: int, height: int, *, rows: int) -> None:
+        self._columns, self._width, self._height = columns, width, height
+        self._row_height = height + self._CAPTION + self._MARGIN
+        total_width = len(columns) * (width + self._MARGIN) + self._MARGIN
+        self.image = Image.new("RGB", (total_width, self._HEADING + rows * self._row_height), "white")
+        self._pen = ImageDraw.Draw(self.image)
+        for column, name in enumerate(columns):
+            self._pen.text((self._left(column), 8), name, fill="#444444", font=ImageFont.load_default(15))
+
+    def draw_row(self, row: int, item: PanelItem, scale: int) -> None:
+        """Draws caption and pictures of one item."""
+        top = self._HEADING + row * self._row_height
+        law_font, text_font = ImageFont.load_default(17), ImageFont.load_default(14)
+        self._pen.text((self._MARGIN, top), item.law.replace("_", " "), fill="black", font=law_font)
+        self._pen.text((self._MARGIN, top + 21), self._fitted(item.instruction), fill="#444444", font=text_font)
+        for column, name in enumerate(self._columns):
+            if name in item.pictures:
+                picture = to_image(item.pictures[name])
+                size = (picture.width * scale, picture.height * scale)
+                enlarged = picture.resize(size, Image.Resampling.NEAREST)
+                self.image.paste(enlarged, (self._left(column), top + self._CAPTION))
+
+    def _left(self, column: int) -> int:
+        return self._MARGIN + column * (self._width + self._MARGIN)
+
+    def _fitted(self, text: str) -> str:
+        room, font = self.image.width - 2 * self._MARGIN, ImageFont.load_default(14)
+        while len(text) > 1 and self._pen.textlength(text, font=font) > room:
+            text = text[:-2].rstrip(" .") + "…"
+        return text
+
+
+def _story(base: ItemRecord, tuned: ItemRecord) -> str:
+    before, after = (sum(answer.correct is True for answer in r.answers) for r in (base, tuned))
+    if after > before:
+        return "improved"
+    if after < before:
+        return "got worse"
+    return "still wrong" if any(answer.correct is False for answer in tuned.answers) else "unchanged"
+
+
+def _choose(indices: Sequence[int], stories: dict[int, str], per_law: int) -> list[int]:
+    firsts = [
+        next((index for index in indices if stories[index] == story), None) for story in ("improved", "still wrong")
+    ]
+    chosen = [index for index in firsts if index is not None]
+    others = [index for index in indices if index not in chosen]
+    return sorted((chosen + others)[:per_law])
+
+
+def _panel_item(
+    tuned_folder: Path,
+    base_folder: Path,
+    item: EditedItem,
+    story: str,
+    *records: ItemRecord,
+) -> PanelItem:
+    base, tuned = records
+    paths = {
+        "source": tuned_folder / item.input_path,
+        "base": base_folder / item.output_path,
+        "tuned": tuned_folder / item.output_path,
+        "target": base_folder / TARGETS / picture_name(item.index),
+    }
+    before, after = ({answer.number: answer for answer in r.answers} for r in (base, tuned))
+    return PanelItem(
+        index=item.index,
+        law=item.law,
+        instruction=item.instruction,
+        story=story,
+        pictures={name: read_rgb(path) for name, path in paths.items() if name != "target" or path.exists()},
+        asked=tuple(
+            Asked(question.text, question.answer, before.get(number), after.get(number))
+            for number, question in enumerate(item.questions)
+        ),
+    )

@@ -1,0 +1,215 @@
+"""The report a person reads: one HTML file that needs nothing else, and the table the command line prints."""
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from PIL import Image
+from torch import Tensor
+
+from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_curve
+from physedit.eval_hooks.files import to_image, write_bytes
+from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
+from physedit.eval_hooks.metrics.metric import Answer
+from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel
+
+_TEMPLATE = "report.html.jinja"
+_PIXEL_ART_BELOW_PX = 96
+_LARGEST_PICTURE_PX = 320
+_ABSENT = "n/a"
+_TITLES = {
+    "acc": "Accuracy, per question",
+    "acc_item": "Accuracy, per item",
+    "physics_acc": "Physics accuracy",
+    "semantic_acc": "Semantic accuracy",
+    "psnr": "PSNR outside the edit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A line of the table: ``flips`` only for accuracies."""
+
+    label: str
+    key: str
+    change: MetricChange
+    flips: Flips | None
+
+
+def headline_key(report: EvalReport) -> str:
+    """Returns the key of the metric that stands for the report: its first."""
+    return next(iter(report.metrics))
+
+
+def law_table(report: EvalReport) -> list[TableRow]:
+    """Returns the headline metric over all items, then by law."""
+    headline = headline_key(report)
+    depth = headline.count("/") + 1
+    by_law = [key for key in report.metrics if key.startswith(f"{headline}/") and key.count("/") == depth]
+    return [_row(report, headline, "All laws")] + [_row(report, key, _label(key)) for key in by_law]
+
+
+def overall_table(report: EvalReport) -> list[TableRow]:
+    """Returns the metrics over all items."""
+    keys = [key for key in report.metrics if key.count("/") == 1]
+    return [_row(report, key, _TITLES.get(_label(key), _label(key))) for key in keys]
+
+
+def group_table(report: EvalReport) -> list[TableRow]:
+    """Returns the headline metric by category, operation and level, where the report has them."""
+    keys = [key for key in report.metrics if key.count("/") == headline_key(report).count("/") + 2]
+    return [_row(report, key, f"{key.split('/')[-2]}: {_label(key)}") for key in keys]
+
+
+def show_value(key: str, value: float | None) -> str:
+    """Returns a metric's value as text: accuracies in percent, PSNR in dB."""
+    if value is None:
+        return _ABSENT
+    if "acc" in key:
+        return f"{100 * value:.1f} %"
+    return f"{value:.2f} dB" if key.endswith("psnr") else f"{value:.4f}"
+
+
+def show_change(key: str, value: float | None) -> str:
+    """Returns a difference as text with its sign: accuracies in percentage points, PSNR in dB."""
+    if value is None:
+        return _ABSENT
+    if "acc" in key:
+        return f"{100 * value:+.1f}"
+    return f"{value:+.2f}" if key.endswith("psnr") else f"{value:+.4f}"
+
+
+def show_interval(key: str, change: MetricChange) -> str:
+    """Returns the 95 % interval of a change as text."""
+    if change.ci95 is None:
+        return _ABSENT
+    low, high = (show_change(key, bound) for bound in change.ci95)
+    return f"{low} … {high}"
+
+
+def write_html_report(
+    run_folder: Path,
+    reports: Sequence[EvalReport],
+    *,
+    title: str,
+    facts: Mapping[str, str] | None = None,
+    per_law: int = 3,
+) -> Path:
+    """Writes ``run_folder/report.html`` and returns its path.
+
+    Args:
+        run_folder: receives the file.
+        reports: of one run, all hooks and steps in any order.
+        title: heading.
+        facts: short labelled facts about the run, shown under the heading.
+        per_law: pictures of each law.
+
+    Raises:
+        ValueError: no reports.
+        FileNotFoundError: pictures of the last report of a hook are gone.
+    """
+    if not reports:
+        raise ValueError(f"{run_folder}: there is no report to write about. Evaluate at least one checkpoint first.")
+    template = resources.files("physedit.eval_hooks").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    hooks = dict.fromkeys(report.hook for report in reports)
+    html = environment.from_string(template).render(
+        title=title,
+        facts=facts or {},
+        sections=[_section([r for r in reports if r.hook == hook], per_law) for hook in hooks],
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=RIGHT,
+        columns=COLUMNS,
+        show_value=show_value,
+        show_change=show_change,
+        show_interval=show_interval,
+        sign_of=_sign_of,
+        mark_of=_mark_of,
+        picture_of=_data_uri,
+        side_of=_display_side,
+    )
+    path = run_folder / "report.html"
+    write_bytes(path, html.encode())
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What the template shows of one hook."""
+
+    hook: str
+    last: EvalReport
+    overall: list[TableRow]
+    laws: list[TableRow]
+    groups: list[TableRow]
+    curves: list[Curve]
+    panel: tuple[PanelItem, ...]
+
+
+def _section(reports: Sequence[EvalReport], per_law: int) -> _Section:
+    ordered = sorted(reports, key=lambda report: report.step)
+    last = ordered[-1]
+    has_pictures = (last.folder / "meta_info.json").exists()
+    return _Section(
+        hook=last.hook,
+        last=last,
+        overall=overall_table(last),
+        laws=law_table(last),
+        groups=group_table(last),
+        curves=[curve for row in overall_table(last) if (curve := _curve(row, ordered)) is not None],
+        panel=choose_panel(last, per_law=per_law) if has_pictures else (),
+    )
+
+
+def _curve(row: TableRow, reports: Sequence[EvalReport]) -> Curve | None:
+    points = [(report.step, report.metrics[row.key]) for report in reports if row.key in report.metrics]
+    label_of: Callable[[float], str] = lambda value: show_value(row.key, value)  # noqa: E731  (closes over the row)
+    return draw_curve(row.label, points, label_of)
+
+
+def _row(report: EvalReport, key: str, label: str) -> TableRow:
+    return TableRow(label=label, key=key, change=report.metrics[key], flips=report.flips.get(key))
+
+
+def _label(key: str) -> str:
+    name = key.rpartition("/")[2]
+    return name if name in _TITLES else name.replace("_", " ")
+
+
+def _sign_of(change: MetricChange) -> str:
+    """Returns which way the change goes beyond its interval: up, down or level."""
+    if change.ci95 is None or change.ci95[0] <= 0 <= change.ci95[1]:
+        return "level"
+    return "up" if change.ci95[0] > 0 else "down"
+
+
+def _mark_of(answer: Answer | None) -> tuple[str, str]:
+    """Returns the class and the text of an answer; the text tells right from wrong without colour."""
+    if answer is None:
+        return "open", _ABSENT
+    if answer.correct is None:
+        return "open", f"? {answer.verdict}"
+    return ("right", f"✓ {answer.verdict}") if answer.correct else ("wrong", f"✗ {answer.verdict}")
+
+
+def _data_uri(picture: Tensor) -> str:
+    image = to_image(picture)
+    image.thumbnail((_LARGEST_PICTURE_PX, _LARGEST_PICTURE_PX), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _display_side(picture: Tensor) -> tuple[int, bool]:
+    """Returns the display width in CSS pixels, and whether single pixels are to be seen."""
+    side = int(picture.shape[-1])
+    longest = max(picture.shape[-2:])
+    if longest <= _PIXEL_ART_BELOW_PX:
+        return 4 * side, True
+    return min(side, _LARGEST_PICTURE_PX), False
