@@ -3,19 +3,18 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from physedit.data_loaders.sample import PromptLevel
-from physedit.eval_hooks.compare import PairedRecords, change_of, flips_of, pair_records
+from physedit.eval_hooks.compare import PairedRecords, pair_records
 from physedit.eval_hooks.files import digest_of
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport
 from physedit.eval_hooks.judges.judge import Judge
-from physedit.eval_hooks.metrics.accuracy import Accuracy
 from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.base_shelf import BaseShelf
 from physedit.eval_hooks.picabench.benchmark import (
@@ -28,7 +27,7 @@ from physedit.eval_hooks.picabench.benchmark import (
 from physedit.eval_hooks.picabench.generate import EditSettings, EditTask, edit_benchmark
 from physedit.eval_hooks.picabench.judging import JudgeSettings, count_verdicts, judge_folder
 from physedit.eval_hooks.picabench.measure import count_resized, measure_folder, read_records
-from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
+from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures, changes_of, scores_of
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import load_report, report_key, save_report
 
@@ -227,25 +226,17 @@ class PicaBenchHook:
     def _write_report(self, context: EvalContext, base: _Side, tuned: _Side, report_id: str, seconds: float) -> None:
         own = read_records(tuned.folder)
         paired = pair_records(read_records(base.folder), own)
-        measures = self._measures.by_key(self._name, own)
-        narrowed = {key: _narrowed(paired, measure.applies) for key, measure in measures.items()}
+        changes, flips = changes_of(self._measures, self._name, paired)
         report = EvalReport(
             hook=self._name,
             step=context.step,
-            metrics={key: change_of(measures[key].metric, narrowed[key]) for key in measures},
+            metrics=changes,
             folder=tuned.folder,
             notes=self._notes(own, paired, base.folder, tuned.folder),
             seconds=seconds,
-            flips={
-                key: flips_of(measure.metric, narrowed[key])
-                for key, measure in measures.items()
-                if isinstance(measure.metric, Accuracy)
-            },
+            flips=flips,
         )
-        scores = {
-            key: measure.metric.score([record for record in own if measure.applies(record)])
-            for key, measure in measures.items()
-        }
+        scores = scores_of(self._measures, self._name, own)
         evidence = {
             "judge": {"id": self._judge.judge_id, "note": self._judge.note},
             "settings": tuned.described,
@@ -275,14 +266,6 @@ class PicaBenchHook:
         if resized := count_resized(tuned):
             notes.append(f"{resized} edited pictures had another size than their input and were scaled for the PSNR.")
         return tuple(notes)
-
-
-def _narrowed(paired: PairedRecords, applies: Callable[[ItemRecord], bool]) -> PairedRecords:
-    return replace(
-        paired,
-        base=tuple(record for record in paired.base if applies(record)),
-        tuned=tuple(record for record in paired.tuned if applies(record)),
-    )
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,9 +1,11 @@
 """Which numbers an evaluation reports, under which keys."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from physedit.eval_hooks.compare import PairedRecords, change_of, flips_of
+from physedit.eval_hooks.hook import Flips, MetricChange, MetricValue
 from physedit.eval_hooks.metrics.accuracy import Accuracy, ItemAccuracy
 from physedit.eval_hooks.metrics.consistency import Consistency
 from physedit.eval_hooks.metrics.metric import ItemRecord, Metric
@@ -76,6 +78,32 @@ class PicaBenchMeasures:
             f"PSNR: {whole} of {len(records)} items have no edit area and count with the whole picture, "
             "as in the published evaluator.",
         )
+
+
+def scores_of(measures: Measures, hook: str, records: Sequence[ItemRecord]) -> dict[str, MetricValue]:
+    """Returns every measure of one evaluation on its own, by key."""
+    return {
+        key: measure.metric.score([record for record in records if measure.applies(record)])
+        for key, measure in measures.by_key(hook, records).items()
+    }
+
+
+def changes_of(
+    measures: Measures, hook: str, paired: PairedRecords
+) -> tuple[dict[str, MetricChange], dict[str, Flips]]:
+    """Returns the change of every measure, and the flips of every accuracy, by key."""
+    changes: dict[str, MetricChange] = {}
+    flips: dict[str, Flips] = {}
+    for key, measure in measures.by_key(hook, paired.tuned).items():
+        narrowed = replace(
+            paired,
+            base=tuple(record for record in paired.base if measure.applies(record)),
+            tuned=tuple(record for record in paired.tuned if measure.applies(record)),
+        )
+        changes[key] = change_of(measure.metric, narrowed)
+        if isinstance(measure.metric, Accuracy):
+            flips[key] = flips_of(measure.metric, narrowed)
+    return changes, flips
 
 
 def by_value(
