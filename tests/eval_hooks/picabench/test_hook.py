@@ -160,7 +160,7 @@ def test_nothing_of_training_is_disturbed(make_hook: Make, tmp_path: Path) -> No
 
 
 def _run_on_two_ranks(
-    make_hook: Make, run: Path, editors: list[PaintingEditor], judges: list[RedJudge]
+    make_hook: Make, run: Path, editors: list[PaintingEditor], judges: list[RedJudge], **settings: object
 ) -> list[object]:
     barrier = threading.Barrier(2, timeout=20)
     results: list[object] = [None, None]
@@ -170,7 +170,7 @@ def _run_on_two_ranks(
             editors[rank], run, step=400, rank=rank, world_size=2, barrier=lambda: barrier.wait() and None
         )
         try:
-            results[rank] = make_hook(judges[rank]).run(context)
+            results[rank] = make_hook(judges[rank], **settings).run(context)
         except Exception as error:
             results[rank] = error
 
@@ -182,17 +182,20 @@ def _run_on_two_ranks(
     return results
 
 
-def test_two_ranks_give_each_item_once_and_the_numbers_of_one(make_hook: Make, tmp_path: Path) -> None:
-    alone = make_hook().run(context_for(PaintingEditor(), tmp_path / "one/run", step=400))
+@pytest.mark.parametrize(("batch_size", "num_calls"), [(1, 8), (2, 4)])
+def test_two_ranks_give_each_item_once_and_the_numbers_of_one(
+    make_hook: Make, tmp_path: Path, batch_size: int, num_calls: int
+) -> None:
+    alone = make_hook(batch_size=batch_size).run(context_for(PaintingEditor(), tmp_path / "one/run", step=400))
     editors, judges = [PaintingEditor(), PaintingEditor()], [RedJudge(), RedJudge()]
-    first, second = _run_on_two_ranks(make_hook, tmp_path / "two/run", editors, judges)
+    first, second = _run_on_two_ranks(make_hook, tmp_path / "two/run", editors, judges, batch_size=batch_size)
     assert isinstance(first, EvalReport)
     assert first == second
     assert first.metrics == alone.metrics
     assert _files(first.folder) == _files(alone.folder)
     assert [line["index"] for line in read_items(first.folder)] == [i for i in range(7) for _ in range(2)]
     # a sharded denoiser is a collective: both ranks call it equally often
-    assert len(editors[0].calls) == len(editors[1].calls) == 4
+    assert len(editors[0].calls) == len(editors[1].calls) == num_calls
     assert sum(len(judge.asked) for judge in judges) == 28
 
 
