@@ -185,7 +185,7 @@ class FluxKontext:
         prompts, pooled = self._text_states(instructions)
         with self._editing_with(unwrapped(denoiser)):
             pictures: Tensor = self._pipeline(
-                image=source.float() / 255,
+                image=_unit_range(source),
                 prompt_embeds=prompts,
                 pooled_prompt_embeds=pooled,
                 height=height,
@@ -240,7 +240,7 @@ class FluxKontext:
     def _latents(self, pictures: Tensor) -> Tensor:
         """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
         vae, (height, width) = self._pipeline.vae, pictures.shape[-2:]
-        pixels = self._pipeline.image_processor.preprocess(pictures.float() / 255, height, width)
+        pixels = self._pipeline.image_processor.preprocess(_unit_range(pictures), height, width)
         pixels = pixels.to(vae.device, self._dtype)
         modes = [vae.encode(pixels[i : i + 1]).latent_dist.mode() for i in range(len(pixels))]
         latents: Tensor = (torch.cat(modes) - vae.config.shift_factor) * vae.config.scaling_factor
@@ -309,3 +309,8 @@ class FluxKontext:
         finally:
             self._pipeline.transformer = self._denoiser
             denoiser.train(was_training)
+
+
+def _unit_range(pictures: Tensor) -> Tensor:
+    """Returns float32 in 0..1, laid out as the pipeline lays out PIL pictures: convolutions round by layout."""
+    return (pictures.float() / 255).contiguous(memory_format=torch.channels_last)

@@ -49,7 +49,7 @@ def load_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeli
     Raises:
         ValueError: ``weights`` cannot be loaded, or its schedule is one that training does not reproduce.
     """
-    pipeline = _build_random_tiny(dtype) if weights == RANDOM_TINY else _read_pipeline(weights, dtype)
+    pipeline = _random_tiny_pipeline(dtype) if weights == RANDOM_TINY else _read_pipeline(weights, dtype)
     pipeline.set_progress_bar_config(disable=True)
     for part in _modules(pipeline):
         part.requires_grad_(False).eval()
@@ -75,11 +75,10 @@ def quiet_pipeline_log() -> Iterator[None]:
         pipeline_log.setLevel(level)
 
 
-def _build_random_tiny(dtype: torch.dtype) -> "FluxKontextPipeline":
-    from physedit.data_loaders.scenes.scene import VOCABULARY
-    from physedit.models.toy.architecture import build_untrained_pipeline
+def _random_tiny_pipeline(dtype: torch.dtype) -> "FluxKontextPipeline":
+    from physedit.models.random_tiny import build_random_tiny
 
-    pipeline = build_untrained_pipeline(VOCABULARY, _RANDOM_TINY_SEED)
+    pipeline = build_random_tiny(_RANDOM_TINY_SEED)
     if dtype != torch.float32:
         for part in _modules(pipeline):
             part.to(dtype)
@@ -90,7 +89,7 @@ def _read_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipel
     from diffusers import FluxKontextPipeline
 
     try:
-        return FluxKontextPipeline.from_pretrained(str(weights), torch_dtype=dtype)
+        return FluxKontextPipeline.from_pretrained(str(weights), dtype=dtype)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {error}. A gated "

@@ -1,0 +1,268 @@
+"""What every backbone promises, over the weights that can be had without a network."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import physedit.models
+from physedit.data_loaders.sample import EditBatch
+from physedit.models.backbone import Backbone, Conditioning
+from physedit.models.flux_kontext import FluxKontext
+from physedit.models.lora import adapter_state, add_adapter, load_state, without_adapter
+
+TOY_FOLDER = Path(physedit.models.__file__).parent / "toy" / "flux_kontext"
+PRESETS = {"attention", "attention_mlp", "image_stream", "all_linear"}
+# Sums over a batch may be ordered otherwise than over one item; latents and velocities are of order 1.
+BATCH_TOLERANCE = 1e-5
+
+
+def kontext(weights: str) -> Callable[[], Backbone]:
+    return lambda: FluxKontext(weights=weights, dtype="float32", max_text_tokens=24)
+
+
+BUILDERS = {
+    "flux_kontext-random_tiny": kontext("random_tiny"),
+    "flux_kontext-toy": kontext("toy"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], Backbone]
+    backbone: Backbone
+    batch: EditBatch
+    noise: Tensor
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param.endswith("toy") and not (TOY_FOLDER / "model_index.json").exists():
+        pytest.skip("the toy weights are not built")
+    backbone = BUILDERS[request.param]()
+    height, width = 8 * backbone.pixel_multiple, 6 * backbone.pixel_multiple
+    generator = torch.Generator().manual_seed(5)
+    coarse = torch.randint(0, 256, (4, 3, 4, 3), generator=generator).float()
+    pictures = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear").to(torch.uint8)
+    batch = EditBatch(
+        ("a", "b"), pictures[:2], pictures[2:], ("Remove the ball.", "Make it night so that the lamp casts light.")
+    )
+    add_adapter(backbone.denoiser, rank=4, alpha=8.0, targets=backbone.lora_presets["attention_mlp"], seed=0)
+    noise = torch.randn(backbone.encode(batch).target.shape, generator=generator)
+    return Case(BUILDERS[request.param], backbone, batch, noise)
+
+
+@pytest.fixture(autouse=True)
+def fresh_adapter(case: Case) -> Iterator[None]:
+    """Gives every test the adapter as it was added."""
+    kept = {name: value.clone() for name, value in adapter_state(case.backbone.denoiser).items()}
+    yield
+    load_state(case.backbone.denoiser, kept)
+
+
+def randomise(backbone: Backbone) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    live = adapter_state(backbone.denoiser)
+    state = {name: 0.2 * torch.randn(value.shape, generator=generator) for name, value in live.items()}
+    load_state(backbone.denoiser, state)
+    return state
+
+
+def part(batch: EditBatch, *rows: int) -> EditBatch:
+    index = list(rows)
+    return EditBatch(
+        tuple(batch.sample_ids[i] for i in index),
+        batch.source[index],
+        batch.target[index],
+        tuple(batch.instructions[i] for i in index),
+    )
+
+
+@torch.no_grad()
+def predict(case: Case, conditioning: Conditioning, noise: Tensor, sigma: list[float]) -> Tensor:
+    share = torch.tensor(sigma)[:, None, None, None]
+    noisy = (1 - share) * conditioning.target + share * noise
+    return case.backbone.velocity(case.backbone.denoiser, noisy, torch.tensor(sigma), conditioning)
+
+
+def edit(case: Case, batch: EditBatch, seeds: list[int]) -> Tensor:
+    return case.backbone.edit(
+        case.backbone.denoiser,
+        batch.source,
+        batch.instructions,
+        num_steps=3,
+        guidance=2.5,
+        generators=[torch.Generator().manual_seed(seed) for seed in seeds],
+    )
+
+
+def test_conditioning_has_the_promised_form(case: Case) -> None:
+    conditioning = case.backbone.encode(case.batch)
+    latent = conditioning.target.shape
+    assert latent[0] == 2
+    assert conditioning.source.shape == latent
+    assert conditioning.change.shape == (2, 1, *latent[2:])
+    assert conditioning.change.min() >= 0
+    assert conditioning.change.max() <= 1
+    for value in (conditioning.target, conditioning.source, conditioning.change):
+        assert value.dtype == torch.float32
+        assert not value.requires_grad
+    for value in conditioning.text.values():
+        assert value.shape[0] == 2
+        assert not value.requires_grad
+    assert isinstance(conditioning.time_shift, float)
+
+
+def test_encoding_is_deterministic(case: Case) -> None:
+    first, second = case.backbone.encode(case.batch), case.backbone.encode(case.batch)
+    assert torch.equal(first.target, second.target)
+    assert torch.equal(first.source, second.source)
+    assert all(torch.equal(first.text[name], second.text[name]) for name in first.text)
+
+
+def test_encoding_does_not_depend_on_the_batch(case: Case) -> None:
+    both = case.backbone.encode(case.batch)
+    for i in (0, 1):
+        alone = case.backbone.encode(part(case.batch, i))
+        assert torch.equal(alone.target[0], both.target[i])
+        assert torch.equal(alone.source[0], both.source[i])
+        assert all(torch.equal(alone.text[name][0], both.text[name][i]) for name in alone.text)
+
+
+def test_pictures_that_are_equal_have_no_change(case: Case) -> None:
+    same = replace(case.batch, target=case.batch.source)
+    assert case.backbone.encode(same).change.abs().max() == 0
+
+
+def test_wrong_size_is_refused_by_encode_and_edit_alike(case: Case) -> None:
+    odd = replace(case.batch, source=case.batch.source[..., :-1], target=case.batch.target[..., :-1])
+    with pytest.raises(ValueError, match=f"multiples of {case.backbone.pixel_multiple}"):
+        case.backbone.encode(odd)
+    with pytest.raises(ValueError, match=f"multiples of {case.backbone.pixel_multiple}"):
+        edit(case, odd, [0, 1])
+
+
+def test_velocity_has_the_shape_of_the_target_in_float32(case: Case) -> None:
+    conditioning = case.backbone.encode(case.batch)
+    velocity = predict(case, conditioning, case.noise, [0.9, 0.2])
+    assert velocity.dtype == torch.float32
+    assert velocity.shape == conditioning.target.shape
+
+
+def test_velocity_of_two_equals_the_velocities_of_each(case: Case) -> None:
+    randomise(case.backbone)
+    both = predict(case, case.backbone.encode(case.batch), case.noise, [0.9, 0.2])
+    for i, sigma in enumerate([0.9, 0.2]):
+        alone = predict(case, case.backbone.encode(part(case.batch, i)), case.noise[i : i + 1], [sigma])
+        assert (alone[0] - both[i]).abs().max() < BATCH_TOLERANCE
+
+
+def test_identical_samples_with_identical_noise_get_identical_velocities(case: Case) -> None:
+    conditioning = case.backbone.encode(part(case.batch, 1, 1))
+    velocity = predict(case, conditioning, case.noise[[0, 0]], [0.4, 0.4])
+    assert torch.equal(velocity[0], velocity[1])
+
+
+def test_velocity_depends_on_source_instruction_sigma_and_adapter(case: Case) -> None:
+    conditioning = case.backbone.encode(case.batch)
+    plain = predict(case, conditioning, case.noise, [0.6, 0.6])
+    other_source = replace(conditioning, source=conditioning.source.flip(0))
+    other_text = replace(conditioning, text={name: value.flip(0) for name, value in conditioning.text.items()})
+    noisy = 0.4 * conditioning.target + 0.6 * case.noise
+    with torch.no_grad():
+        other_sigma = case.backbone.velocity(case.backbone.denoiser, noisy, torch.tensor([0.5, 0.5]), conditioning)
+    randomise(case.backbone)
+    changed = [
+        predict(case, other_source, case.noise, [0.6, 0.6]),
+        predict(case, other_text, case.noise, [0.6, 0.6]),
+        other_sigma,
+        predict(case, conditioning, case.noise, [0.6, 0.6]),
+    ]
+    # Far above rounding, far below the smallest effect seen.
+    assert all((value - plain).norm() / plain.norm() > 1e-4 for value in changed)
+
+
+def test_only_the_adapter_trains_and_all_of_it_does(case: Case) -> None:
+    randomise(case.backbone)
+    conditioning = case.backbone.encode(case.batch)
+    velocity = case.backbone.velocity(case.backbone.denoiser, case.noise, torch.tensor([0.9, 0.5]), conditioning)
+    velocity.square().mean().backward()
+    parameters = dict(case.backbone.denoiser.named_parameters())
+    trained = {name for name, value in parameters.items() if value.grad is not None and value.grad.abs().max() > 0}
+    assert len(trained) == len(adapter_state(case.backbone.denoiser))
+    assert all("lora_" in name for name in trained)
+    assert {name for name, value in parameters.items() if value.requires_grad} == trained
+    case.backbone.denoiser.zero_grad()
+
+
+def test_edit_has_the_form_of_the_source_and_repeats(case: Case) -> None:
+    first, second = edit(case, case.batch, [1, 2]), edit(case, case.batch, [1, 2])
+    assert first.dtype == torch.uint8
+    assert first.shape == case.batch.source.shape
+    assert torch.equal(first, second)
+    assert not torch.equal(first, edit(case, case.batch, [3, 4]))
+
+
+def test_edit_does_not_depend_on_the_batch(case: Case) -> None:
+    both = edit(case, case.batch, [1, 2])
+    for i in (0, 1):
+        alone = edit(case, part(case.batch, i), [i + 1])
+        difference = (alone[0].int() - both[i].int()).abs()
+        # Float rounding may tip a value over the edge between two of 256 levels.
+        assert difference.max() <= 1
+        assert (difference > 0).float().mean() < 0.01
+
+
+def test_edit_leaves_training_as_it_was(case: Case) -> None:
+    case.backbone.denoiser.train()
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    edit(case, case.batch, [1, 2])
+    assert case.backbone.denoiser.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.requires_grad for name, p in case.backbone.denoiser.named_parameters() if "lora_" in name)
+    case.backbone.denoiser.eval()
+
+
+def test_new_adapter_is_the_base_bit_for_bit(case: Case) -> None:
+    conditioning = case.backbone.encode(case.batch)
+    with_zero_b = predict(case, conditioning, case.noise, [0.9, 0.2]), edit(case, case.batch, [1, 2])
+    with without_adapter(case.backbone.denoiser):
+        base = predict(case, conditioning, case.noise, [0.9, 0.2]), edit(case, case.batch, [1, 2])
+    assert torch.equal(with_zero_b[0], base[0])
+    assert torch.equal(with_zero_b[1], base[1])
+
+
+def test_presets_have_the_common_names_and_match_something(case: Case) -> None:
+    assert set(case.backbone.lora_presets) == PRESETS
+    counts = {}
+    for name, targets in case.backbone.lora_presets.items():
+        report = add_adapter(case.build().denoiser, rank=2, alpha=2.0, targets=targets, seed=0)
+        counts[name] = len(report.names)
+    assert 0 < counts["attention"] < counts["attention_mlp"] < counts["all_linear"]
+    assert 0 < counts["image_stream"] < counts["attention_mlp"]
+
+
+def test_adapter_file_brings_back_every_bit(case: Case, tmp_path: Path) -> None:
+    state = randomise(case.backbone)
+    case.backbone.save_adapter(adapter_state(case.backbone.denoiser), str(tmp_path), rank=4, alpha=8.0)
+    loaded = case.backbone.load_adapter(str(tmp_path))
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+    assert all(value.dtype == torch.float32 for value in loaded.values())
+
+
+def test_missing_adapter_is_named(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No adapter at"):
+        case.backbone.load_adapter(str(tmp_path))
+
+
+def test_fingerprint_names_the_base_alone(case: Case) -> None:
+    other = case.build()
+    before = other.fingerprint
+    assert before == case.backbone.fingerprint
+    add_adapter(other.denoiser, rank=2, alpha=2.0, targets=other.lora_presets["attention"], seed=1)
+    assert case.build().fingerprint == before
