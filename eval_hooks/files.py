@@ -1,4 +1,4 @@
-"""Files of an evaluation: written whole or not at all, hashed, and read with a message that names them.
+"""Files of a run: written whole or not at all, hashed, and read with a message that names them.
 
 Shape legend: H W pixels.
 """
@@ -18,11 +18,23 @@ from torch import Tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes ``path`` so that a reader sees the old file or the whole new one."""
+    """Writes ``path`` so that a reader sees the old file or the whole new one, also after a crash of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    try:
+        with part.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes ``text`` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:

@@ -10,7 +10,6 @@ A checkpoint is written into a hidden folder and renamed, so a name without the 
 manifest is checked on load all the same, because disks fail and people copy folders by hand.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -22,8 +21,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from physedit.eval_hooks.files import file_digest, write_json, write_text
 from physedit.models.backbone import Backbone
-from physedit.train.files import write_json, write_text
 from physedit.train.state import Progress
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class CheckpointStore:
         if final.exists():
             shutil.rmtree(final)
         partial.replace(final)
-        _sync_folder(self.folder)
+        _sync(self.folder)
         return final
 
     def newest(self) -> Path | None:
@@ -136,6 +135,8 @@ class CheckpointStore:
         save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "optimizer.safetensors")
         write_json(folder / "run_state.json", {"format": FORMAT, "progress": snapshot.progress.to_json()})
         write_text(folder / "config.yaml", self._config_yaml)
+        for path in _files_below(folder):
+            _sync(path)
         files = {str(path.relative_to(folder)): _describe(path) for path in _files_below(folder)}
         write_json(folder / "manifest.json", {"format": FORMAT, "files": files})
 
@@ -181,20 +182,16 @@ def verify(path: Path) -> None:
 
 
 def _describe(path: Path) -> dict[str, int | str]:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-        os.fsync(stream.fileno())
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk: the manifest must not be there before what it lists."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -51,6 +51,7 @@ def train_main() -> None:
 
 def guarded(action: Callable[[], object]) -> None:
     """Runs ``action``; input that cannot be used ends in one paragraph and exit code 2, without a traceback."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
     for noisy in ("httpx", "accelerate", "datasets", "diffusers", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -89,14 +90,38 @@ def train(
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     with stop_on_signal() as stop:
         try:
-            summary = sft.train(config, given, command, stop)
+            reports = sft.train(config, given, command, stop)
         except Stopped as stopped:
             logging.getLogger(__name__).warning("%s Run the same command again to go on.", stopped)
             raise SystemExit(stop.exit_code) from None
         except NonFiniteLoss as error:
             fail(str(error), 1)
     if _is_rank_0():
-        print_results(Path(str(config.output_root)) / str(config.run_name), summary)
+        print_results(Path(str(config.output_root)) / str(config.run_name), reports)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a folder with an adapter.")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; CHECKPOINT's run/evaluations/NAME if left out.")
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000900."""
+    from physedit.train import evaluate as evaluation
+
+    folder = evaluation.adapter_folder(checkpoint)
+    config = compose_config([*evaluation.overrides_of(checkpoint), *(overrides or [])], config_dir=config_dir)
+    name = checkpoint.resolve().name
+    target = out or checkpoint.resolve().parent.parent / "evaluations" / name
+    step = int(name.removeprefix("step_")) if name.startswith("step_") else int(config.num_steps)
+    reports = evaluation.evaluate(config, folder, target, step)
+    if _is_rank_0():
+        from physedit.train.console import print_results
+
+        print_results(target, reports)
 
 
 @scenes_app.command("write")

@@ -1,44 +1,48 @@
-"""The table a run ends with."""
+"""The tables a run ends with."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-PATHS = ("summary.json", "report.html", "metrics.jsonl", "wandb", "checkpoints")
+from physedit.eval_hooks.hook import EvalReport
+from physedit.eval_hooks.report import law_table, overall_table, show_change, show_interval, show_value
+from physedit.train.checkpoint import step_name
+
+FILES = ("summary.json", "report.html", "metrics.jsonl", "wandb")
 
 
-def print_results(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Prints metric x base, tuned, change and interval of the newest checkpoint, and where the files lie."""
+def print_results(folder: Path, reports: Sequence[EvalReport]) -> None:
+    """Prints the newest report of every hook against the base, its notes, and where the run's files lie."""
     console = Console()
-    newest = summary.get("newest")
-    if newest:
-        table = Table(title=f"{summary['run_name']}: step {newest['step']} against the base")
-        table.add_column("metric")
-        for column in ("base", "tuned", "change", "95 % interval", "n"):
-            table.add_column(column, justify="right")
-        for key, value in newest["metrics"].items():
-            table.add_row(key, *(_cells(key, value)))
-        console.print(table)
-    for note in summary.get("notes", ()):
-        console.print(note, markup=False, highlight=False)
-    for name in PATHS:
-        path = folder / name
+    newest = {report.hook: report for report in sorted(reports, key=lambda report: report.step)}
+    for report in newest.values():
+        console.print(_table(report))
+        for note in report.notes:
+            console.print(note, markup=False, highlight=False)
+    paths = {name: folder / name for name in FILES}
+    for report in newest.values():
+        paths["adapter"] = folder / "checkpoints" / step_name(report.step) / "adapter"
+    for name, path in paths.items():
         if path.exists():
             console.print(f"{name:14} {path}", markup=False, highlight=False, soft_wrap=True)
-    if newest:
-        adapter = folder / newest["checkpoint"] / "adapter"
-        console.print(f"{'adapter':14} {adapter}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _cells(key: str, value: Mapping[str, Any]) -> tuple[str, ...]:
-    def show(number: float | None, sign: str = "") -> str:
-        if number is None:
-            return "-"
-        return f"{number:{sign}.2f} dB" if "psnr" in key else f"{100 * number:{sign}.1f} %"
-
-    interval = value["ci95"]
-    between = "-" if interval is None else f"{show(interval[0], '+')} .. {show(interval[1], '+')}"
-    return show(value["base"]), show(value["tuned"]), show(value["change"], "+"), between, str(value["n"])
+def _table(report: EvalReport) -> Table:
+    table = Table(title=f"{report.hook}: step {report.step} against the base")
+    table.add_column("")
+    for column in ("base", "tuned", "change", "95 % interval", "n"):
+        table.add_column(column, justify="right")
+    rows = law_table(report)
+    for row in (*rows, *(r for r in overall_table(report) if r.key != rows[0].key)):
+        change = row.change
+        table.add_row(
+            row.label,
+            show_value(row.key, change.base),
+            show_value(row.key, change.tuned),
+            show_change(row.key, change.change),
+            show_interval(row.key, change),
+            str(change.n),
+        )
+    return table

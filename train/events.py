@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from physedit.eval_hooks.report import write_html_report
 
+from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
+from physedit.eval_hooks.report import write_html_report
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, swapped, without_adapter
 from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
-from physedit.train.files import write_json
 from physedit.train.loop import Stopped, Trainer
 from physedit.train.progress import ProgressBar
 from physedit.train.signals import StopFlag
@@ -116,7 +116,8 @@ class RunEvents:
         """Writes summary.json and report.html from all reports so far; returns the summary."""
         summary = summarize(self.policy.run_name, self.reports, self.policy.best_metric)
         write_json(self.folder / "summary.json", summary)
-        write_html_report(self.folder, self.reports, title=self.policy.run_name)
+        if self.reports:
+            write_html_report(self.folder, self.reports, title=self.policy.run_name)
         return summary
 
     def _due(self, step: int) -> list[EvalHook]:

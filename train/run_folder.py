@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from physedit.eval_hooks.files import write_json, write_text
 from physedit.train.config import ConfigError
-from physedit.train.files import write_json, write_text
 
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",

@@ -3,7 +3,6 @@
 The only module that imports wandb.
 """
 
-import json
 import logging
 import math
 import os
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from physedit.train.files import read_lines, write_text
+from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +116,8 @@ class MetricsFile:
 
     def rewind(self, step: int) -> None:
         """Drops what a run resumed at ``step`` writes again: later lines, and the evaluations of ``step`` itself."""
-        kept = [line for line in read_lines(self._path) if _is_before(line, step)]
-        write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        lines = read_json_lines(self._path) if self._path.exists() else []
+        write_json_lines(self._path, [line for line in lines if _is_before(line, step)])
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Adds a line.
@@ -130,7 +129,7 @@ class MetricsFile:
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
         with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **metrics}) + "\n")
+            stream.write(json_line({"step": step, **metrics}))
 
 
 def _is_before(line: Mapping[str, object], step: int) -> bool:

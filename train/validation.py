@@ -26,7 +26,8 @@ def validate(config: DictConfig) -> None:
         raise ConfigError(f"No value for {keys}. Give it on the command line, for example {missing[0]}=VALUE.")
     try:
         OmegaConf.resolve(config)
-        OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.masked_copy(config, list(config)))
+        # As plain data: nodes that carry a schema's type let a '+key' pass.
+        OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.to_container(config))
     except OmegaConfBaseException as error:
         raise ConfigError(_stray_key(error) or one_line(str(error))) from error
     for key, node in _components(config):
@@ -73,12 +74,11 @@ def _check_rules(config: DictConfig) -> None:
     if "/" in config.run_name or config.run_name in ("", ".", ".."):
         raise ConfigError(f"run_name={config.run_name!r} must be a plain folder name without '/'.")
     for name in map(str, config.eval):
-        hook = config.eval[name]
-        for step in hook.get("steps", None) or ():
+        for step in OmegaConf.select(config, f"eval.{name}.cadence.steps") or ():
             if step > config.num_steps:
                 raise ConfigError(
-                    f"eval.{name}.steps asks for step {step}, but the run ends at num_steps={config.num_steps}. "
-                    f"Remove the step or raise num_steps."
+                    f"eval.{name}.cadence.steps asks for step {step}, but the run ends at "
+                    f"num_steps={config.num_steps}. Remove the step or raise num_steps."
                 )
 
 

@@ -122,6 +122,12 @@ class PicaBenchHook:
         num_items = check_benchmark(self._benchmark, self._edit_settings.level)
         log.info("%s: %d items in %s, judge %s", self._name, num_items, self._benchmark, self._judge.judge_id)
 
+    def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
+        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written."""
+        folders = sorted((run_folder / "eval" / self._name).glob("*"))
+        reports = [load_report(folder) for folder in folders if report_key(folder) is not None]
+        return tuple(report for report in reports if report.step <= last_step)
+
     def run(self, context: EvalContext) -> EvalReport:
         """Returns the change of the adapter at ``context.step`` against the base; step 0 is the base itself.
 

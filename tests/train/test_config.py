@@ -55,7 +55,7 @@ REFUSED = [
     (["experiment=demo", "adapter.targets=[x]"], ["adapter.preset", "adapter.targets"]),
     (["experiment=demo", "levels.superficial=-1"], ["levels"]),
     (["experiment=demo", "run_name=a/b"], ["run_name"]),
-    (["experiment=demo", "eval.scenes.steps=[5000]"], ["eval.scenes.steps", "5000"]),
+    (["experiment=demo", "eval.scenes.cadence.steps=[5000]"], ["eval.scenes.cadence.steps", "5000"]),
     (["experiment=demo", "ema_decay=1.5"], ["ema_decay"]),
     (["experiment=demo", "optimizer._target_=os.system"], ["os.system", "allowed"]),
     (["experiment=demo", "optimizer._target_=torch.optim.Adamw"], ["Adamw"]),

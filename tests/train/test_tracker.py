@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from physedit.train.files import read_lines, write_text
+from physedit.eval_hooks.files import read_json_lines, write_text
 from physedit.train.tracker import MetricsFile, Wandb
 
 
@@ -16,7 +16,7 @@ def test_rewind_drops_what_a_resumed_run_writes_again(tmp_path):
         file.append(step, {"train/loss": step / 10})
     file.append(2, {"scenes/physics_acc": 0.5})
     file.rewind(2)
-    kept = list(read_lines(tmp_path / "metrics.jsonl"))
+    kept = list(read_json_lines(tmp_path / "metrics.jsonl"))
     assert kept == [{"step": 1, "train/loss": 0.1}, {"step": 2, "train/loss": 0.2}]
 
 

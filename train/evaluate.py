@@ -1,0 +1,86 @@
+"""Evaluates a saved adapter with a run's hooks, outside training: ``physedit eval``."""
+
+import logging
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from physedit.eval_hooks.files import write_json
+from physedit.eval_hooks.hook import EvalContext, EvalReport, weights_digest
+from physedit.eval_hooks.report import write_html_report
+from physedit.models.backbone import Backbone
+from physedit.models.lora import adapter_state, load_state, without_adapter
+from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
+from physedit.train.config import ConfigError
+from physedit.train.summary import summarize
+
+logger = logging.getLogger(__name__)
+
+
+def overrides_of(checkpoint: Path) -> list[str]:
+    """Returns the overrides of the run that wrote ``checkpoint``; none for an adapter outside a run folder."""
+    file = checkpoint.resolve().parent.parent / "overrides.txt"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def adapter_folder(checkpoint: Path) -> Path:
+    """Returns the folder with the adapter's file: ``checkpoint/adapter`` or ``checkpoint`` itself.
+
+    Raises:
+        ConfigError: neither holds an adapter.
+    """
+    for folder in (checkpoint / "adapter", checkpoint):
+        if (folder / "pytorch_lora_weights.safetensors").is_file():
+            return folder
+    raise ConfigError(
+        f"{checkpoint} holds no adapter. Give a checkpoint folder such as runs/demo/checkpoints/step_00000900, "
+        f"or a folder with pytorch_lora_weights.safetensors."
+    )
+
+
+def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list[EvalReport]:
+    """Runs every hook of the config on the adapter and writes ``out``; returns their reports.
+
+    Args:
+        config: a composed training config; its backbone, adapter, eval and scenes are used.
+        checkpoint: a checkpoint folder, or a folder with the adapter's file.
+        out: where eval/, summary.json and report.html are written.
+        step: the number the reports carry; at least 1.
+
+    Raises:
+        ConfigError: the config names no hook, or the adapter does not fit it.
+    """
+    if not config.eval:
+        raise ConfigError("The config has no evaluation. Choose one, for example eval=scenes.")
+    folder = adapter_folder(checkpoint)
+    accelerator = start_processes(config)
+    write_scenes(config)
+    hooks = build_hooks(config)
+    for hook in hooks:
+        hook.check()
+    backbone: Backbone = build_checked("backbone", config.backbone)
+    add_lora(backbone, config)
+    try:
+        load_state(backbone.denoiser, backbone.load_adapter(str(folder)))
+    except ValueError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    backbone.to(accelerator.device)
+    out.mkdir(parents=True, exist_ok=True)
+    context = EvalContext(
+        step=step,
+        backbone=backbone,
+        denoiser=backbone.denoiser,
+        without_adapter=lambda: without_adapter(backbone.denoiser),
+        run_folder=out,
+        base_cache=Path(str(config.output_root)) / "base_cache",
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        barrier=accelerator.wait_for_everyone,
+        device=accelerator.device,
+        adapter_id=weights_digest(adapter_state(backbone.denoiser)),
+    )
+    reports = [hook.run(context) for hook in hooks]
+    if accelerator.is_main_process:
+        write_json(out / "summary.json", summarize(str(config.run_name), reports, config.best_metric))
+        write_html_report(out, reports, title=f"{config.run_name}, {folder.parent.name}")
+    return reports
