@@ -6,6 +6,7 @@ Shape legend: B batch, H W pixels.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from physedit.data_loaders.order import level_at, sample_index
@@ -106,6 +107,8 @@ class TrainingBatches:
                 batch_sampler=_PositionSampler(self._share, self._start, self._stop),
                 num_workers=self._num_workers,
                 collate_fn=_positioned,
+                # One of its own: the loader draws a seed for its workers, by default from the global generator.
+                generator=torch.Generator().manual_seed(0),
             )
         )
 

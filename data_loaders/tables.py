@@ -2,11 +2,14 @@
 
 import bisect
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
+
+logger = logging.getLogger(__name__)
 
 
 class ParquetRows:
@@ -19,8 +22,17 @@ class ParquetRows:
 
     def __init__(self, files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> None:
         """Opens the columns ``texts`` and ``pictures``; the caller has checked that all files have them."""
-        from datasets import Dataset, Features, Image, Value
+        from datasets import Dataset, Features, Image, Value, config
         from pyarrow import parquet
+
+        size_gib = sum(file.stat().st_size for file in files) / 2**30
+        logger.info(
+            "Opening %d parquet files (%.1f GiB). Their first use writes about as much to the Arrow cache at %s; "
+            "HF_DATASETS_CACHE moves it.",
+            len(files),
+            size_gib,
+            config.HF_DATASETS_CACHE,
+        )
 
         features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
         self._files = tuple(files)

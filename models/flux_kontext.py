@@ -8,7 +8,6 @@ D width.
 
 import hashlib
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import read_flux_adapter, write_flux_adapter
 from physedit.models.backbone import Conditioning
-from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log
+from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log, time_shift
 from physedit.models.latents import changed_share, pack, token_positions, unpack
 from physedit.models.lora import unwrapped
 from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
@@ -121,7 +120,7 @@ class FluxKontext:
             source=self._latents(batch.source).float(),
             text={"prompts": prompts, "pooled": pooled},
             change=changed_share(batch.source, batch.target, self._pipeline.vae_scale_factor).to(target.device),
-            time_shift=self._time_shift(num_tokens=(height // 2) * (width // 2)),
+            time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -270,22 +269,6 @@ class FluxKontext:
                     text,
                 )
                 return
-
-    def _time_shift(self, num_tokens: int) -> float:
-        from diffusers.pipelines.flux.pipeline_flux_kontext import calculate_shift
-
-        config = self._pipeline.scheduler.config
-        if not config.use_dynamic_shifting:
-            return math.log(config.shift)
-        return float(
-            calculate_shift(
-                num_tokens,
-                config.get("base_image_seq_len", 256),
-                config.get("max_image_seq_len", 4096),
-                config.get("base_shift", 0.5),
-                config.get("max_shift", 1.15),
-            )
-        )
 
     def _timestep(self, sigma: Tensor) -> Tensor:
         """Returns the transformer's time in 0..1 by the pipeline's order: scale, cast, then divide.

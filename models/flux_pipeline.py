@@ -1,6 +1,7 @@
 """Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,27 @@ def load_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeli
 def hash_pipeline(pipeline: "FluxKontextPipeline") -> str:
     """Returns a hash over all weights as they are now."""
     return hash_modules(*_modules(pipeline))
+
+
+def time_shift(pipeline: "FluxKontextPipeline", num_tokens: int) -> float:
+    """Returns the ``mu`` by which the pipeline's scheduler shifts its sigmas for a target of ``num_tokens``.
+
+    Source: FluxKontextPipeline.__call__, diffusers.
+    """
+    from diffusers.pipelines.flux.pipeline_flux_kontext import calculate_shift
+
+    config = pipeline.scheduler.config
+    if not config.use_dynamic_shifting:
+        return math.log(config.shift)
+    return float(
+        calculate_shift(
+            num_tokens,
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+    )
 
 
 @contextmanager

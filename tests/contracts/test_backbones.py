@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
+import physedit.conf
 import physedit.models
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.backbone import Backbone, Conditioning
-from physedit.models.flux_kontext import FluxKontext
 from physedit.models.lora import adapter_state, add_adapter, load_state, without_adapter
+from physedit.train.build import build
 
 TOY_FOLDER = Path(physedit.models.__file__).parent / "toy" / "flux_kontext"
 PRESETS = {"attention", "attention_mlp", "image_stream", "all_linear"}
@@ -20,13 +23,13 @@ PRESETS = {"attention", "attention_mlp", "image_stream", "all_linear"}
 BATCH_TOLERANCE = 1e-5
 
 
-def kontext(weights: str) -> Callable[[], Backbone]:
-    return lambda: FluxKontext(weights=weights, dtype="float32", max_text_tokens=24)
-
-
-BUILDERS = {
-    "flux_kontext-random_tiny": kontext("random_tiny"),
-    "flux_kontext-toy": kontext("toy"),
+OPTIONS = {
+    file.stem: OmegaConf.load(file)
+    for file in sorted((Path(physedit.conf.__file__).parent / "backbone").glob("*.yaml"))
+}
+NEED_A_DOWNLOAD = {"flux_kontext"}
+BUILDERS: dict[str, Callable[[], Backbone]] = {
+    name: partial(build, option) for name, option in OPTIONS.items() if name not in NEED_A_DOWNLOAD
 }
 
 
@@ -40,7 +43,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=BUILDERS)
 def case(request: pytest.FixtureRequest) -> Case:
-    if request.param.endswith("toy") and not (TOY_FOLDER / "model_index.json").exists():
+    if OPTIONS[request.param].weights == "toy" and not (TOY_FOLDER / "model_index.json").exists():
         pytest.skip("the toy weights are not built")
     backbone = BUILDERS[request.param]()
     height, width = 8 * backbone.pixel_multiple, 6 * backbone.pixel_multiple
@@ -56,11 +59,20 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(autouse=True)
-def fresh_adapter(case: Case) -> Iterator[None]:
+def fresh_adapter(request: pytest.FixtureRequest) -> Iterator[None]:
     """Gives every test the adapter as it was added."""
+    if "case" not in request.fixturenames:
+        yield
+        return
+    case = request.getfixturevalue("case")
     kept = {name: value.clone() for name, value in adapter_state(case.backbone.denoiser).items()}
     yield
     load_state(case.backbone.denoiser, kept)
+
+
+def test_every_option_is_found() -> None:
+    assert {"flux_kontext", "random_tiny", "toy"} <= OPTIONS.keys()
+    assert NEED_A_DOWNLOAD.issubset(OPTIONS)
 
 
 def randomise(backbone: Backbone) -> dict[str, Tensor]:

@@ -10,12 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from pyarrow import parquet
 
+import physedit.conf
 from physedit.data_loaders.pairs import Pairs
 from physedit.data_loaders.pica100k import Pica100k
 from physedit.data_loaders.sample import DatasetLayoutError, EditDataset, PromptLevel, collate
+from physedit.train.build import resolve_target
 
 NUM_ROWS = 5
 RESOLUTION = [24, 32]
@@ -60,7 +63,17 @@ def pairs_in_parquet(folder: Path) -> EditDataset:
     )
 
 
-@pytest.fixture(params=[pica100k, pairs_beside_files, pairs_in_parquet], ids=lambda build: build.__name__)
+BUILDERS = {pica100k: Pica100k, pairs_beside_files: Pairs, pairs_in_parquet: Pairs}
+
+
+def test_class_of_every_option_has_an_example_here() -> None:
+    files = sorted((Path(physedit.conf.__file__).parent / "data").glob("*.yaml"))
+    assert {"pica100k", "scenes"} <= {file.stem for file in files}
+    for file in files:
+        assert resolve_target(OmegaConf.load(file)["_target_"]) in BUILDERS.values()
+
+
+@pytest.fixture(params=BUILDERS, ids=lambda build: build.__name__)
 def dataset(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EditDataset:
     import datasets
 

@@ -98,6 +98,13 @@ def test_worker_processes_yield_the_same_batches() -> None:
     assert all(torch.equal(a.batch.source, b.batch.source) for a, b in zip(alone, helped, strict=True))
 
 
+def test_reading_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(batches(Counted(), Share(3), stop_position=9))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_broken_row_stops_the_run_with_its_name(num_workers: int) -> None:
     with pytest.raises(DatasetRowError, match="row 3 is broken"):

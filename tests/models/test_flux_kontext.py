@@ -160,10 +160,10 @@ def test_first_noise_of_the_pipeline_is_the_generators() -> None:
 
 # Relative change of the transformer's output that each fault must cause here at least: a tenth of what was seen.
 FAULTS: dict[str, tuple[str, float]] = {
-    "time off by 1/1000": ("timestep", 1e-4),
-    "guidance 1 for 2.5": ("guidance", 1e-3),
-    "reference not marked": ("img_ids", 1e-4),
-    "reference not normalised": ("hidden_states", 1e-3),
+    "time off by 1/1000": ("timestep", 1.6e-3),
+    "guidance 1 for 2.5": ("guidance", 1.1e-2),
+    "reference not marked": ("img_ids", 1.6e-3),
+    "reference not normalised": ("hidden_states", 2.4e-2),
 }
 
 
