@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +23,14 @@ from physedit.models.backbone import Conditioning
 from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log, time_shift
 from physedit.models.latents import changed_share, pack, token_positions, unpack
 from physedit.models.lora import unwrapped
+from physedit.models.memo import TensorMemo
 from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TEXT_MEMO_BYTES = 2**26
+"""About 10,000 instructions of the toy, and 15 of the released model, whose text states take 4 MiB each."""
 _TIMESTEP_DIVISOR = 1000
 """What the pipeline divides the scheduler's timesteps by, whatever their number."""
 
@@ -73,6 +76,7 @@ class FluxKontext:
             self._pipeline.transformer.enable_gradient_checkpointing()
         self._denoiser: nn.Module = self._pipeline.transformer
         self._has_warned_of_cut_text = False
+        self._text_memo = TensorMemo(_TEXT_MEMO_BYTES)
 
     @property
     def denoiser(self) -> nn.Module:
@@ -102,6 +106,7 @@ class FluxKontext:
     def to(self, device: torch.device) -> None:
         """Moves transformer, VAE and text encoders to ``device``."""
         self._pipeline.to(device)
+        self._text_memo.clear()
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -124,16 +129,13 @@ class FluxKontext:
         )
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predicts n - x_0 from the inputs that the pipeline would pass at this sigma.
+        """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.
 
         Args:
             denoiser: the transformer, possibly wrapped.
             noisy: ``[B, C, h, w]`` float32, (1 - sigma) x_0 + sigma n.
             sigma: ``[B]`` float32; the timestep is derived from it as the pipeline derives it from the schedule.
             conditioning: what ``encode`` returned.
-
-        Returns:
-            ``[B, C, h, w]`` float32.
         """
         height, width = noisy.shape[-2:]
         prompts = conditioning.text["prompts"]
@@ -247,28 +249,26 @@ class FluxKontext:
 
     def _text_states(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns T5 states ``[B, T, D]`` and pooled CLIP states ``[B, D']``, in the base's dtype."""
-        self._warn_of_cut_text(instructions)
-        with quiet_pipeline_log():
-            states = [
-                self._pipeline.encode_prompt(prompt=[text], max_sequence_length=self._max_text_tokens)
-                for text in instructions
-            ]
-        return torch.cat([prompt for prompt, _, _ in states]), torch.cat([pooled for _, pooled, _ in states])
+        states = [self._text_memo.get(text, partial(self._encode_text, text)) for text in instructions]
+        return torch.cat([prompt for prompt, _ in states]), torch.cat([pooled for _, pooled in states])
 
-    def _warn_of_cut_text(self, instructions: Sequence[str]) -> None:
-        if self._has_warned_of_cut_text:
-            return
-        for text in instructions:
-            num_tokens = len(self._pipeline.tokenizer_2(text).input_ids)
-            if num_tokens > self._max_text_tokens:
-                self._has_warned_of_cut_text = True
-                logger.warning(
-                    "An instruction has %d T5 tokens and is cut to backbone.max_text_tokens=%d (said once): %s",
-                    num_tokens,
-                    self._max_text_tokens,
-                    text,
-                )
-                return
+    def _encode_text(self, text: str) -> tuple[Tensor, Tensor]:
+        if not self._has_warned_of_cut_text:
+            self._warn_if_cut(text)
+        with quiet_pipeline_log():
+            prompt, pooled, _ = self._pipeline.encode_prompt(prompt=[text], max_sequence_length=self._max_text_tokens)
+        return prompt, pooled
+
+    def _warn_if_cut(self, text: str) -> None:
+        num_tokens = len(self._pipeline.tokenizer_2(text).input_ids)
+        if num_tokens > self._max_text_tokens:
+            self._has_warned_of_cut_text = True
+            logger.warning(
+                "An instruction has %d T5 tokens and is cut to backbone.max_text_tokens=%d (said once): %s",
+                num_tokens,
+                self._max_text_tokens,
+                text,
+            )
 
     def _timestep(self, sigma: Tensor) -> Tensor:
         """Returns the transformer's time in 0..1 by the pipeline's order: scale, cast, then divide.
