@@ -22,7 +22,7 @@ from physedit.data_loaders.scenes.questions import Question, ask
 FALLS = (16, 24)
 """Heights of a stand in pixels."""
 
-_WOODS: tuple[Colour, ...] = (rgb("8a6a4f"), rgb("6f7480"), rgb("a5835e"))
+WOODS: tuple[Colour, ...] = (rgb("8a6a4f"), rgb("6f7480"), rgb("a5835e"))
 
 
 def draw(dice: Dice) -> Draft:
@@ -49,7 +49,7 @@ def draw(dice: Dice) -> Draft:
         empty = paint_thing(empty, thing)
     naive = paint_thing(empty, held)
     physical = paint_thing(empty, held.at(held.x, foot))
-    source = paint_thing(_paint_stand(empty, dice.pick(_WOODS), held, foot), held)
+    source = paint_thing(_paint_stand(empty, dice.pick(WOODS), held, foot), held)
     name = held.name
     prompts = Prompts(
         "Remove the stand.",

@@ -47,7 +47,7 @@ _HAZE = 0.2
 _BULB = 5.5
 """Radius of the bulb in pixels."""
 
-_LIGHTS: dict[str, Colour] = {
+LIGHTS: dict[str, Colour] = {
     "yellow": rgb("ffcf5c"),
     "red": rgb("ff5a4a"),
     "blue": rgb("5a92ff"),
@@ -59,7 +59,7 @@ _LIGHTS: dict[str, Colour] = {
 def draw(dice: Dice) -> Draft:
     """A dark room with a lamp and a thing on the floor; the lamp is switched on."""
     room = random_room(dice, horizon=(38, 46))
-    colour = dice.pick(tuple(_LIGHTS))
+    colour = dice.pick(tuple(LIGHTS))
     x, y = dice.uniform(14, 50), dice.uniform(15, 28)
     hanging = dice.happens(0.5)
     side = 1 if x < 32 else -1
@@ -69,7 +69,7 @@ def draw(dice: Dice) -> Draft:
     dark = paint_thing(paint_room(room), thing) * np.asarray(DUSK, np.float32)
     dark = _paint_holder(dark, x, y, dice.uniform(54, 60), hanging=hanging)
     bulb = disc(x, y, _BULB)
-    light = _LIGHTS[colour]
+    light = LIGHTS[colour]
     source = paint(dark, bulb, mix(light, (0.12, 0.12, 0.16), 0.5))
     lit = mix(light, (1.0, 1.0, 1.0), 0.72)
     naive = paint(dark, bulb, lit)
@@ -111,9 +111,9 @@ def _shine(picture: Picture, x: float, y: float, light: Colour) -> Picture:
 def _questions(dice: Dice, colour: str, x: float, y: float, thing: Thing) -> tuple[Question, ...]:
     side = 1 if x < SIZE / 2 else -1
     questions = [
-        ask("light_beside", _toward(x, side, 7.5, 27, y - 6, y + 2), colour),
+        ask("light_beside", _toward(x, side, 9.5, 27, y - 6, y + 2), colour),
         ask("light_above", _toward(x, side, 2.5, 24, y - 12, y - 7), colour),
-        ask("light_below", _toward(x, -side, 2, 7, y + 7, min(y + 26, 51)), colour),
+        ask("light_below", _toward(x, -side, 2, 7, y + 7, y + 22), colour),
         ask("lamp_lit", Box(x - 4, y - 4, 8, 8)),
     ]
     if dice.happens(0.6):

@@ -25,6 +25,7 @@ RuleName = Literal[
     "standing_stick",
     "water",
     "glow",
+    "glow_on_floor",
     "thing_in_room",
     "lit_bulb",
     "whole_thing",
@@ -98,7 +99,7 @@ TEMPLATES: dict[str, Template] = {
         "Is the wall above the lamp as dark as before, without {colour} light?", "physics", "glow", "No"
     ),
     "light_below": Template(
-        "Does {colour} light spread below the lamp and fade with distance?", "physics", "glow", "Yes"
+        "Does {colour} light spread below the lamp and fade with distance?", "physics", "glow_on_floor", "Yes"
     ),
     "thing_kept": Template("Is the {thing} still in the room?", "physics", "thing_in_room", "Yes"),
     "lamp_lit": Template("Is the lamp lit?", "semantic", "lit_bulb", "Yes"),

@@ -24,7 +24,7 @@ SHIFT = 8.0
 """How far below the surface the stick appears to the side, in pixels."""
 
 WATER = rgb("4d9fd6")
-_TINT = 0.5
+TINT = 0.5
 """Share of the water's colour in what is seen through it."""
 
 _GLASS = rgb("8fa9bd")
@@ -81,7 +81,7 @@ def draw(dice: Dice) -> Draft:
 
 def _random_stick(dice: Dice, room: Room, tank: Tank) -> Stick:
     lit = (room.wall_top, room.wall_bottom, room.floor_far, room.floor_near)
-    wet = tuple(mix(ground, WATER, _TINT) for ground in lit)
+    wet = tuple(mix(ground, WATER, TINT) for ground in lit)
     colours = tuple(name for name in colours_against((*lit, *wet), 0.3) if name != "blue")
     slope = dice.sign() * dice.uniform(0.14, 0.26)
     bottom = tank.bottom - 1.5
@@ -116,7 +116,7 @@ def _paint_rod(picture: Picture, mask: Mask, stick: Stick) -> Picture:
 
 def _fill(picture: Picture, tank: Tank) -> Picture:
     water = rectangle(tank.left, tank.level, tank.right, tank.bottom)
-    picture = paint(picture, water * np.float32(_TINT), WATER)
+    picture = paint(picture, water * np.float32(TINT), WATER)
     surface = rectangle(tank.left, tank.level, tank.right, tank.level + 1.5)
     return paint(picture, surface * np.float32(0.45), (1.0, 1.0, 1.0))
 
@@ -131,18 +131,18 @@ def _paint_glass(picture: Picture, tank: Tank) -> Picture:
 def _questions(dice: Dice, tank: Tank, stick: Stick) -> tuple[Question, ...]:
     left, width = tank.left + 1.5, tank.right - tank.left - 3
     questions = [
-        ask("stick_broken", _around_surface(tank, 6), stick.colour),
-        ask("stick_straight", _around_surface(tank, min(tank.level - stick.top - 1, 20)), stick.colour),
+        ask("stick_broken", _around_surface(tank, tank.level + 7), stick.colour),
+        ask("stick_straight", _around_surface(tank, tank.bottom - 3), stick.colour),
         ask("tank_filled", Box(left, tank.level - 6, width, 14)),
     ]
     if dice.happens(0.8):
-        above = Box(stick.x - 8, stick.top + 2, 16, tank.level - stick.top - 4)
+        middle = stick.x - stick.slope * (tank.level - stick.top) / 2
+        above = Box(middle - 8, stick.top + 2, 16, tank.level - stick.top - 4)
         questions.append(ask("stick_kept", above, stick.colour))
     return tuple(questions)
 
 
-def _around_surface(tank: Tank, reach: float) -> Box:
-    """The inside of the tank from ``reach`` rows above the surface to as many below: the surface is its middle."""
-    left, right = np.ceil(tank.left + 1.5), np.floor(tank.right - 1.5)
-    rows = float(np.floor(reach))
-    return Box(float(left), tank.level - rows, float(right - left), 2 * rows)
+def _around_surface(tank: Tank, bottom: float) -> Box:
+    """The inside of the tank from seven rows above the surface down to the row ``bottom``."""
+    left, right = float(np.ceil(tank.left + 1.5)), float(np.floor(tank.right - 1.5))
+    return Box(left, tank.level - 7, right - left, bottom - tank.level + 7)

@@ -67,5 +67,5 @@ class Judge(Protocol):
         ...
 
 
-class JudgeUnavailable(RuntimeError):  # noqa: N818 - it names a state that callers react to
+class JudgeUnavailable(RuntimeError):
     """The judge cannot be reached; no question can be answered."""
