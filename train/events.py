@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
+from physedit.eval_hooks.panel import write_sheet
 from physedit.eval_hooks.report import write_html_report
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, swapped, without_adapter
@@ -95,6 +96,8 @@ class RunEvents:
             if self.accelerator.is_main_process:
                 self.metrics_file.append(step, scalars(report))
                 self.tracker.log(step, {k: v for k, v in scalars(report).items() if v is not None})
+                sheet = write_sheet(report.folder / "sheet.png", report)
+                self.tracker.log_images(step, f"{report.hook}/sheet", [sheet])
                 self.write_results()
         self.accelerator.wait_for_everyone()
 

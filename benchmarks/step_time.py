@@ -1,0 +1,70 @@
+"""Times one optimizer step of the demo by part: where the training time goes.
+
+.venv/bin/python benchmarks/step_time.py              200 steps of experiment=demo, one thread
+.venv/bin/python benchmarks/step_time.py num_threads=2 --steps 50
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from physedit.train import loop, sft
+from physedit.train.compose import compose_config
+from physedit.train.signals import StopFlag
+
+PARTS = ("accumulate", "forward", "clip")
+
+
+def main() -> int:
+    """Prints milliseconds a step of every part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    seconds: dict[str, list[float]] = {}
+    for name in PARTS:
+        setattr(loop, name, timed(name, getattr(loop, name), seconds))
+    with tempfile.TemporaryDirectory() as folder:
+        given = [
+            "experiment=demo", "eval=none", "tracker=none", f"num_steps={arguments.steps}", f"output_root={folder}",
+            f"scenes.folder={Path(folder) / 'scenes'}", "scenes.num_train=200", *arguments.overrides,
+        ]  # fmt: skip
+        config = compose_config(given)
+        build = sft.build_checked
+
+        def build_timed(key: str, node: object) -> object:
+            part = build(key, node)  # type: ignore[arg-type]
+            if key == "backbone":
+                part.encode = timed("encode", part.encode, seconds)
+            return part
+
+        sft.build_checked = build_timed
+        sft.train(config, given, "benchmarks/step_time.py", StopFlag())
+    for name, values in seconds.items():
+        per_step = [1000 * value for value in values[len(values) // 10 :]]
+        print(
+            f"{name:12} median {statistics.median(per_step):7.1f} ms  p90 {sorted(per_step)[9 * len(per_step) // 10]:7.1f} ms"
+        )
+    print("accumulate = forward + backward; forward = encode + transformer + loss")
+    return 0
+
+
+def timed(name: str, function: Callable[..., object], seconds: dict[str, list[float]]) -> Callable[..., object]:
+    """Returns ``function`` with its wall time noted."""
+
+    def run(*arguments: object, **named: object) -> object:
+        started = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds.setdefault(name, []).append(time.perf_counter() - started)
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())
