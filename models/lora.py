@@ -3,7 +3,6 @@
 Names are peft's without the adapter's name: ``transformer_blocks.0.attn.to_q.lora_A.weight``.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,8 @@ from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
+
+from physedit.data_loaders.streams import stream_seed
 
 ADAPTER_NAME = "default"
 _PARAMETER_NAME = re.compile(rf"(?P<module>.+)\.(?P<matrix>lora_[AB])\.{ADAPTER_NAME}\.weight")
@@ -48,7 +49,6 @@ def add_adapter(
     alpha: float,
     targets: tuple[str, ...],
     seed: int,
-    dropout: float = 0.0,
 ) -> LoraReport:
     """Adds float32 LoRA matrices to every linear layer whose full name matches one of ``targets``.
 
@@ -62,7 +62,6 @@ def add_adapter(
         alpha: the adapter's output is scaled by ``alpha / rank``.
         targets: regular expressions, matched against the whole module name.
         seed: decides the A matrices.
-        dropout: probability of dropping an input of A in training mode, by torch's global generator.
 
     Raises:
         ValueError: rank below 1, or a pattern list that matches no linear layer.
@@ -79,7 +78,6 @@ def add_adapter(
         r=rank,
         lora_alpha=alpha,
         target_modules=_exactly(modules),
-        lora_dropout=dropout,
         init_lora_weights=True,
     )
     # peft draws from the global generator; the caller's stream must not move.
@@ -182,8 +180,7 @@ def _exactly(modules: list[str]) -> str:
 def _initial_value(name: str, parameter: Tensor, seed: int) -> Tensor:
     if name.endswith("lora_B.weight"):
         return torch.zeros(parameter.shape, dtype=torch.float32)
-    digest = hashlib.sha256(f"{seed}/adapter/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    generator = torch.Generator().manual_seed(stream_seed(seed, "adapter", name))
     bound = 1.0 / math.sqrt(parameter.shape[1])
     return torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 

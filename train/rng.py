@@ -1,11 +1,11 @@
 """Random numbers of training: a pure function of (seed, stream, position), never of rank or history."""
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from physedit.data_loaders.streams import stream_seed
 from physedit.train.objective import Draws
 
 
@@ -25,9 +25,3 @@ def draw(seed: int, positions: Sequence[int], like: Tensor) -> Draws:
         normal.append(torch.randn((), generator=generator))
         noise.append(torch.randn(like.shape[1:], generator=generator))
     return Draws(torch.stack(noise).to(like.device), torch.stack(normal).to(like.device))
-
-
-def stream_seed(seed: int, stream: str, counter: int) -> int:
-    """Returns the 63-bit seed that belongs to (seed, stream, counter)."""
-    digest = hashlib.sha256(f"{seed}/{stream}/{counter}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

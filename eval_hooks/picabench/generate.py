@@ -3,7 +3,6 @@
 Shape legend: B batch, H W pixels.
 """
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import PromptLevel
+from physedit.data_loaders.streams import stream_seed
 from physedit.eval_hooks.files import (
     encode_png,
     file_digest,
@@ -149,8 +149,7 @@ def edit_size(height: int, width: int, multiple: int, resolution: int | None) ->
 
 def item_generator(seed: int, hook: str, index: int) -> torch.Generator:
     """Returns the CPU generator of an item's noise: a function of its arguments and of nothing else."""
-    digest = hashlib.sha256(f"{seed}:{hook}:{index}".encode()).digest()
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.Generator("cpu").manual_seed(stream_seed(seed, hook, index))
 
 
 @contextmanager
