@@ -34,11 +34,12 @@ class Outline:
     edge: float
 
 
-def outline_of(share: Map, shape: str) -> Outline | None:
+def outline_of(share: Map, inner: Map, shape: str) -> Outline | None:
     """Measures the blob of colour in a crop against a box, ball or cone; None if there is next to no colour.
 
     Args:
-        share: closeness to the colour, ``[h, w]``.
+        share: closeness to the colour, highlights included, ``[h, w]``.
+        inner: closeness to the colour as most of the shape's inside should show it, ``[h, w]``.
         shape: ``box``, ``ball`` or ``cone``.
     """
     solid = share >= 0.5
@@ -50,7 +51,7 @@ def outline_of(share: Map, shape: str) -> Outline | None:
     ideal = _ideal(shape, share.shape, (left, top, right, bottom))
     both, either = np.minimum(ideal, solid).sum(), np.maximum(ideal, solid).sum()
     core = _eroded(_eroded(ideal >= 0.99))
-    inside = float(np.percentile(share[core], 25)) if core.any() else 0.0
+    inside = float(np.percentile(inner[core], 25)) if core.any() else 0.0
     between = float(((share > 0.2) & (share < 0.7)).sum()) / (2 * (right - left + bottom - top))
     return Outline(top, bottom, right - left, bottom - top, float(both / either), inside, between)
 
@@ -93,6 +94,10 @@ def _eroded(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return kept
 
 
+LEAST_WATER_STEP = 0.07
+"""How much blue must gain on red from one side of a row to the other for the row to be a surface of water."""
+
+
 def water_step(crop: Crop) -> tuple[int, float]:
     """The row where the crop's edges turn blue most sharply, and by how much blue gains on red there."""
     edges = np.concatenate([crop[:, :2], crop[:, -2:]], axis=1).mean(axis=1)  # [h, 3]
@@ -117,7 +122,7 @@ class StickProfiles:
 def stick_profiles(crop: Crop, colour: Colour) -> StickProfiles | None:
     """Follows a slanted stick through the water's surface; None if there is no surface."""
     surface, step = water_step(crop)
-    if step < 0.1:
+    if step < LEAST_WATER_STEP:
         return None
     behind = background(crop)
     share = share_of_colour(crop, behind, colour)

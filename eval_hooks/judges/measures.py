@@ -47,14 +47,15 @@ def share_of_colour(crop: Crop, behind: Crop, colour: Colour) -> Map:
     return share
 
 
-def closeness(crop: Crop, behind: Crop, colour: Colour) -> Map:
+def closeness(crop: Crop, behind: Crop, colour: Colour, *, shine: float = 0.3) -> Map:
     """How near each pixel comes to a shaded thing of this colour, ``[h, w]``: 0 is the background, 1 the thing.
 
-    Unlike ``share_of_colour`` it takes a highlight or a dark side for the thing itself.
+    Unlike ``share_of_colour`` it takes a dark side for the thing itself, and a highlight that is up to ``shine`` of the
+    way from the colour to white.
     """
     plain = np.asarray(colour, np.float32)
     shades = [plain * shade for shade in (0.75, 0.85, 0.95)]
-    shades += [plain + (1 - plain) * shine for shine in (0.0, 0.1, 0.2, 0.3)]
+    shades += [plain + (1 - plain) * part * shine for part in (0.0, 0.33, 0.67, 1.0)]
     far = np.maximum(distance_to_nearest(behind, shades), 0.05)
     near: Map = np.asarray(1 - distance_to_nearest(crop, shades) / far, np.float32)
     return near

@@ -16,7 +16,7 @@ from physedit.data_loaders.scenes.causality import WOODS
 from physedit.data_loaders.scenes.light_source import LIGHTS
 from physedit.data_loaders.scenes.props import COLOURS
 from physedit.data_loaders.scenes.questions import Reading, RuleName
-from physedit.eval_hooks.judges.forms import fall_off, outline_of, stick_profiles, water_step
+from physedit.eval_hooks.judges.forms import LEAST_WATER_STEP, fall_off, outline_of, stick_profiles, water_step
 from physedit.eval_hooks.judges.measures import (
     Crop,
     Map,
@@ -102,7 +102,7 @@ def _mirror_image(crop: Crop, reading: Reading) -> list[Check]:
 def _broken_stick(crop: Crop, reading: Reading) -> list[Check]:
     profiles = stick_profiles(crop, COLOURS[_colour(reading)])
     if profiles is None:
-        return [Check("step of the water's surface", water_step(crop)[1], least=0.1)]
+        return [Check("step of the water's surface", water_step(crop)[1], least=LEAST_WATER_STEP)]
     return [
         Check("stick above the surface", profiles.above, least=0.6),
         Check("stick 6 to 10 pixels aside below the surface", profiles.aside, least=0.65),
@@ -116,7 +116,7 @@ def _standing_stick(crop: Crop, reading: Reading) -> list[Check]:
 
 
 def _water(crop: Crop, _reading: Reading) -> list[Check]:
-    return [Check("step of blue at the surface", water_step(crop)[1], least=0.1)]
+    return [Check("step of blue at the surface", water_step(crop)[1], least=LEAST_WATER_STEP)]
 
 
 def _glow(crop: Crop, reading: Reading) -> list[Check]:
@@ -155,8 +155,11 @@ _FREE = 3
 
 
 def _whole_thing(crop: Crop, reading: Reading) -> list[Check]:
-    share = closeness(crop, background(crop), COLOURS[_colour(reading)])
-    found = outline_of(share, reading.shape or "box")
+    behind, colour, shape = background(crop), COLOURS[_colour(reading)], reading.shape or "box"
+    share = closeness(crop, behind, colour)
+    # A box is plain below its lid. On a pale floor its lid would pass for a half transparent face.
+    inner = closeness(crop, behind, colour, shine=0.05) if shape == "box" else share
+    found = outline_of(share, inner, shape)
     if found is None:
         return [Check(f"part of the box in {reading.colour}", float((share >= 0.5).mean()), least=0.2)]
     height, width = (max(side - 2 * _FREE, 1) for side in share.shape)
@@ -164,7 +167,7 @@ def _whole_thing(crop: Crop, reading: Reading) -> list[Check]:
         Check("rows between it and the box's lower edge", share.shape[0] - found.bottom, least=1.5, most=5.5),
         Check("its width against the expected", found.width / width, least=0.7, most=1.3),
         Check("its height against the expected", found.height / height, least=0.7, most=1.3),
-        Check(f"overlap with a whole {reading.shape}", found.fit, least=0.64 if reading.shape == "cone" else 0.82),
+        Check(f"overlap with a whole {shape}", found.fit, least=0.64 if shape == "cone" else 0.82),
         Check("solidity of its middle", found.solid, least=0.72),
         Check("blur of its edge in pixels", found.edge, most=1.6),
     ]
@@ -208,7 +211,9 @@ def _dark(what: str, limit: float) -> Rule:
 
 def _house(crop: Crop, _reading: Reading) -> list[Check]:
     low, high = np.percentile(luminance(crop), (10, 90))
-    return [Check("contrast of the house and its surroundings", float(2 * (high - low) / (high + low)), least=0.3)]
+    return [
+        Check("contrast of the house and its surroundings", float(2 * (high - low) / max(high + low, 0.02)), least=0.3)
+    ]
 
 
 def _colour(reading: Reading) -> str:
