@@ -17,7 +17,7 @@ COMMANDS = (
     "experiment=demo data=scenez",
     "num_steps=4",
     "experiment=demo scenes.write=false scenes.folder=nowhere/scenes",
-    "experiment=demo backbone.weights=nowhere/weights",
+    "experiment=demo backbone.weights=./nowhere/weights",
     "experiment=demo global_batch=12",
 )
 

@@ -46,9 +46,8 @@ def main() -> int:
         sft.train(config, given, "benchmarks/step_time.py", StopFlag())
     for name, values in seconds.items():
         per_step = [1000 * value for value in values[len(values) // 10 :]]
-        print(
-            f"{name:12} median {statistics.median(per_step):7.1f} ms  p90 {sorted(per_step)[9 * len(per_step) // 10]:7.1f} ms"
-        )
+        p90 = sorted(per_step)[9 * len(per_step) // 10]
+        print(f"{name:12} median {statistics.median(per_step):7.1f} ms  p90 {p90:7.1f} ms")
     print("accumulate = forward + backward; forward = encode + transformer + loss")
     return 0
 

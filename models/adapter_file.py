@@ -1,5 +1,6 @@
 """LoRA files that the stock FLUX pipelines load: names, dtype and metadata."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def write_flux_adapter(state: Mapping[str, Tensor], folder: Path, *, rank: int, 
         },
         transformer_lora_adapter_metadata={"r": rank, "lora_alpha": alpha, "target_modules": modules},
     )
+    _sort_header(folder / ADAPTER_FILE)
 
 
 def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
@@ -51,3 +53,17 @@ def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
     if foreign:
         raise ValueError(f"{file} is no adapter of a FLUX transformer: it holds {', '.join(foreign[:3])}.")
     return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
+
+
+def _sort_header(file: Path) -> None:
+    """Puts the header's keys in order: the writer leaves metadata in random order, and equal runs make equal files.
+
+    Source: the safetensors format, an 8-byte little-endian header size, the JSON header, then the tensors.
+    """
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    sorted_header = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    padding = -len(sorted_header) % 8
+    new_size = (len(sorted_header) + padding).to_bytes(8, "little")
+    file.write_bytes(new_size + sorted_header + b" " * padding + content[8 + size :])

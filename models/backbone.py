@@ -49,6 +49,15 @@ class Backbone(Protocol):
     passed; ``denoiser`` is the bare module.
     """
 
+    @staticmethod
+    def check_weights(weights: str) -> None:
+        """Verifies that ``weights`` can be opened, without loading anything; called before a run begins.
+
+        Raises:
+            ValueError: no such weights; the message names what was looked for and the remedy.
+        """
+        ...
+
     @property
     def denoiser(self) -> nn.Module:
         """The module that trains, with every base weight frozen."""
@@ -81,9 +90,7 @@ class Backbone(Protocol):
         """
         ...
 
-    def velocity(
-        self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
-    ) -> Tensor:
+    def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Predicts n - x_0, float32 ``[B, C, h, w]``, from ``noisy`` of that shape and ``sigma`` ``[B]``."""
         ...
 

@@ -78,6 +78,16 @@ class FluxKontext:
         self._has_warned_of_cut_text = False
         self._text_memo = TensorMemo(_TEXT_MEMO_BYTES)
 
+    @staticmethod
+    def check_weights(weights: str) -> None:
+        """Verifies that ``weights`` can be opened, without loading anything.
+
+        Raises:
+            ValueError: neither a pipeline folder nor a hub id.
+        """
+        if weights != RANDOM_TINY:
+            find_weights(weights, "flux_kontext")
+
     @property
     def denoiser(self) -> nn.Module:
         """The ``FluxTransformer2DModel``; its base weights are frozen."""

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from physedit.eval_hooks.hook import EvalHook
 from physedit.models.backbone import Backbone
 from physedit.models.lora import add_adapter
-from physedit.train.build import build
+from physedit.train.build import build, resolve_target
 from physedit.train.checkpoint import AdapterFormat
 from physedit.train.config import ConfigError, suggestion
 
@@ -73,6 +73,19 @@ def build_checked(key: str, node: DictConfig) -> Any:
         return build(node)
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise ConfigError(f"{key}: {error}") from error
+
+
+def check_backbone(config: DictConfig) -> None:
+    """Verifies that the backbone's weights can be opened, without loading them.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    backbone = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
+    try:
+        backbone.check_weights(str(config.backbone.weights))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def build_hooks(config: DictConfig) -> list[EvalHook]:

@@ -18,6 +18,7 @@ from physedit.train.assemble import (
     add_lora,
     build_checked,
     build_hooks,
+    check_backbone,
     scenes_are_missing,
     start_processes,
     write_scenes,
@@ -44,6 +45,7 @@ def check(config: DictConfig) -> None:
         ValueError: one paragraph with key or path, what was found and the remedy.
     """
     check_run_folder(config)
+    check_backbone(config)
     if not scenes_are_missing(config):
         _check_levels(config, build_checked("data", config.data))
         for hook in build_hooks(config):

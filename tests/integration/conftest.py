@@ -29,7 +29,7 @@ def run_smoke(world: Path, tmp_path: Path) -> Callable[..., Path]:
         given = smoke_overrides(world, tmp_path, name, overrides)
         config = compose_config(given)
         sft.check(config)
-        sft.train(config, given, "physedit train", stop or StopFlag())
+        sft.train(config, given, "physedit train", StopFlag() if stop is None else stop)
         return tmp_path / name
 
     return run

@@ -13,7 +13,7 @@ REFUSED = [
     (["experiment=demo", "data=scenez"], ["scenez", "scenes"]),
     (["num_steps=4"], ["run_name", "global_batch"]),
     (["experiment=demo", "scenes.write=false", "scenes.folder=nowhere/scenes"], ["nowhere/scenes"]),
-    (["experiment=demo", "backbone.weights=nowhere/weights"], ["nowhere/weights"]),
+    (["experiment=demo", "backbone.weights=./nowhere/weights"], ["nowhere/weights"]),
     (["experiment=demo", "global_batch=12"], ["global_batch=12", "8"]),
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,19 @@ class StopAfter(StopFlag):
     def __bool__(self) -> bool:
         self._left -= 1
         if self._left <= 0:
+            self.signal_number = signal.SIGTERM
+        return super().__bool__()
+
+
+class StopOnceLogged(StopFlag):
+    """A stop flag that a signal raises once metrics.jsonl has the training line of ``step``."""
+
+    def __init__(self, metrics: Path, step: int) -> None:
+        super().__init__()
+        self._metrics, self._step = metrics, step
+
+    def __bool__(self) -> bool:
+        if self._metrics.exists() and f'"step": {self._step}, "train/loss"' in self._metrics.read_text():
             self.signal_number = signal.SIGTERM
         return super().__bool__()
 
@@ -95,7 +109,7 @@ def test_the_hook_leaves_training_bit_identical(run_smoke):
 
 
 def test_an_adapter_with_b_zero_changes_no_metric(run_smoke):
-    folder = run_smoke(*WITH_HOOK, "optimizer.lr=0.0", "num_steps=4", "eval.scenes.cadence.steps=[]")
+    folder = run_smoke("eval=scenes", "eval.scenes.num_steps=2", "optimizer.lr=0.0", "num_steps=4")
     newest = json.loads((folder / "summary.json").read_text())["newest"]
     assert newest["step"] == 4
     assert len(newest["metrics"]) >= 9
@@ -106,10 +120,10 @@ def test_an_adapter_with_b_zero_changes_no_metric(run_smoke):
             assert metric["ci95"] == [0.0, 0.0], key
 
 
-def test_a_stop_during_an_evaluation_resumes_into_it(run_smoke):
+def test_a_stop_during_an_evaluation_resumes_into_it(run_smoke, tmp_path):
     whole = run_smoke(*WITH_HOOK, name="whole")
-    with pytest.raises(Stopped):
-        run_smoke(*WITH_HOOK, name="stopped", stop=StopAfter(12))
+    with pytest.raises(Stopped, match="evaluation"):
+        run_smoke(*WITH_HOOK, name="stopped", stop=StopOnceLogged(tmp_path / "stopped" / "metrics.jsonl", step=4))
     resumed = run_smoke(*WITH_HOOK, name="stopped")
     assert metrics_of(whole) == metrics_of(resumed)
     assert adapter_bytes(whole, 8) == adapter_bytes(resumed, 8)
