@@ -31,6 +31,8 @@ SHADOW = 0.52
 
 _GAP = 2.5
 """Clear floor in pixels around each thing with its shadow."""
+_TRIES = 200
+"""Placements of one pair of things before other things are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,15 @@ def _arrange(dice: Dice, room: Room, sun: Sun, count: int) -> tuple[Thing, ...]:
     first = random_thing(dice, shapes=SHAPES, colours=colours, size=size)
     if count == 1:
         return (_place(dice, room, sun, first),)
-    free = tuple(colour for colour in colours if colour != first.colour)
-    second = random_thing(dice, shapes=SHAPES, colours=free, size=size)
     while True:
-        first, second = _place(dice, room, sun, first), _place(dice, room, sun, second)
-        if not _crowded(first, second, sun):
-            return (first, second)
+        free = tuple(colour for colour in colours if colour != first.colour)
+        second = random_thing(dice, shapes=SHAPES, colours=free, size=size)
+        for _ in range(_TRIES):
+            first, second = _place(dice, room, sun, first), _place(dice, room, sun, second)
+            if not _crowded(first, second, sun):
+                return (first, second)
+        # Some pairs fit nowhere, such as two broad things under a low sun: about one pair in three hundred.
+        first = random_thing(dice, shapes=SHAPES, colours=colours, size=size)
 
 
 def _place(dice: Dice, room: Room, sun: Sun, thing: Thing) -> Thing:

@@ -148,3 +148,9 @@ def test_prompts_grow_from_level_to_level_up_to_22_words():
 
 def test_no_prompt_tells_left_from_right():
     assert not {"left", "right"} & set(VOCABULARY)
+
+
+@pytest.mark.parametrize("seed", [145, 400, 1081, 2256])
+def test_things_that_fit_nowhere_are_drawn_anew(seed):
+    scene = draw_scene("Light_Propagation", seed)
+    assert (scene.source != scene.physical).any()
