@@ -35,6 +35,8 @@ class Policy:
     save_every: int
     keep: int
     best_metric: str | None
+    facts: Mapping[str, str]
+    """What the report says of the run under its title."""
 
 
 @dataclass
@@ -120,7 +122,7 @@ class RunEvents:
         summary = summarize(self.policy.run_name, self.reports, self.policy.best_metric)
         write_json(self.folder / "summary.json", summary)
         if self.reports:
-            write_html_report(self.folder, self.reports, title=self.policy.run_name)
+            write_html_report(self.folder, self.reports, title=self.policy.run_name, facts=self.policy.facts)
         return summary
 
     def _due(self, step: int) -> list[EvalHook]:

@@ -154,6 +154,7 @@ def _run(
         save_every=int(config.checkpoint.every),
         keep=int(config.checkpoint.keep),
         best_metric=config.best_metric,
+        facts=_facts(config),
     )
     events = RunEvents(
         policy=policy,
@@ -179,6 +180,18 @@ def _run(
     finally:
         tracker.finish(_tracker_summary(summary), exit_code)
     return events.reports
+
+
+def _facts(config: DictConfig) -> dict[str, str]:
+    """Returns what a reader of the report wants to know of the run first."""
+    optimizer = config.optimizer
+    return {
+        "base": str(config.backbone.weights),
+        "data": str(config.data.get("path") or config.data["_target_"]),
+        "adapter": f"LoRA rank {config.adapter.rank}, {config.adapter.preset or 'own targets'}",
+        "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
+        "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
+    }
 
 
 def _check_levels(config: DictConfig, dataset: EditDataset) -> None:
