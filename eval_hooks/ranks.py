@@ -39,11 +39,12 @@ class Ranks:
             FailedElsewhere: another rank failed; the message quotes it.
             Exception: what ``work`` raised here.
         """
+        self._forget_absent_ranks(folder)
         if self.world_size == 1:
             work()
             return
         folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / f".failed.{self.rank}"
+        mark = _mark_of(self.rank, folder)
         mark.unlink(missing_ok=True)
         try:
             work()
@@ -63,6 +64,21 @@ class Ranks:
 
     def _failures(self, folder: Path) -> list[str]:
         self.barrier()
-        failures = [mark.read_text(encoding="utf-8") for mark in sorted(folder.glob(".failed.*"))]
+        marks = [_mark_of(rank, folder) for rank in range(self.world_size)]
+        failures = [mark.read_text(encoding="utf-8") for mark in marks if mark.exists()]
         self.barrier()  # no rank may clear its mark before all have read
+        _mark_of(self.rank, folder).unlink(missing_ok=True)
         return failures
+
+    def _forget_absent_ranks(self, folder: Path) -> None:
+        """Removes marks that an earlier run on more ranks left: no rank of this one reads or writes them."""
+        if self.rank > 0:
+            return
+        present = set() if self.world_size == 1 else {_mark_of(rank, folder) for rank in range(self.world_size)}
+        for mark in folder.glob(".failed.*"):
+            if mark not in present:
+                mark.unlink()
+
+
+def _mark_of(rank: int, folder: Path) -> Path:
+    return folder / f".failed.{rank}"
