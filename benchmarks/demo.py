@@ -43,7 +43,7 @@ def main() -> int:
         if arguments.twice or arguments.stop_at:
             second = root / "second"
             if arguments.stop_at:
-                stop_demo(second, overrides, arguments.stop_at)
+                broken += stop_demo(second, overrides, arguments.stop_at)
             run_demo(second, overrides)
             broken += differences(first / "demo", second / "demo")
     for line in broken:
@@ -67,21 +67,24 @@ def run_demo(root: Path, overrides: list[str]) -> float:
     return time.monotonic() - started
 
 
-def stop_demo(root: Path, overrides: list[str], step: int) -> None:
-    """Starts the demo and sends SIGTERM once metrics.jsonl shows ``step``."""
+def stop_demo(root: Path, overrides: list[str], step: int) -> list[str]:
+    """Starts the demo and sends SIGTERM once metrics.jsonl shows ``step``; returns what went otherwise than promised."""
     process = subprocess.Popen(command(root, overrides))
     metrics = root / "demo" / "metrics.jsonl"
     while process.poll() is None and newest_step(metrics) < step:
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    code = process.wait(timeout=120)
-    print(f"stopped after step {newest_step(metrics)} with exit code {code}")
+    code, stopped_at = process.wait(timeout=120), newest_step(metrics)
+    print(f"stopped after step {stopped_at} with exit code {code}")
+    if code != 128 + signal.SIGTERM:
+        return [f"SIGTERM at step {stopped_at} ended with exit code {code}, not {128 + signal.SIGTERM}"]
+    return []
 
 
 def newest_step(metrics: Path) -> int:
     """Returns the newest step in a metrics file, 0 without one."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return json.loads(lines[-1])["step"] if lines else 0
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def promises_broken(summary: dict[str, Any]) -> list[str]:

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 
+LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
+"""The presets every backbone offers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
@@ -70,7 +73,7 @@ class Backbone(Protocol):
 
     @property
     def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
-        """Regular expressions over module names, by preset: the keys of every backbone are the same."""
+        """Regular expressions over module names, by preset; the keys are ``LORA_PRESET_NAMES``."""
         ...
 
     @property

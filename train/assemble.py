@@ -1,12 +1,13 @@
 """Builds the parts of a run from its config: processes, data, hooks, adapter."""
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from omegaconf import DictConfig
 
 from physedit.eval_hooks.hook import EvalHook
@@ -14,9 +15,13 @@ from physedit.models.backbone import Backbone
 from physedit.models.lora import add_adapter
 from physedit.train.build import build, resolve_target
 from physedit.train.checkpoint import AdapterFormat
-from physedit.train.config import ConfigError, suggestion
+from physedit.train.config import ConfigError
 
 logger = logging.getLogger(__name__)
+
+
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+"""How long ranks wait for each other: a judge may take one rank's share much longer than another's."""
 
 
 def start_processes(config: DictConfig) -> Accelerator:
@@ -29,7 +34,9 @@ def start_processes(config: DictConfig) -> Accelerator:
         torch.set_num_threads(int(config.num_threads))
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda was asked, but torch sees no CUDA device. Use device=auto or device=cpu.")
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    waits = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[waits])
     if accelerator.distributed_type not in (
         DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU,
     ):  # fmt: skip
@@ -68,7 +75,11 @@ def write_scenes(config: DictConfig) -> None:
 
 
 def build_checked(key: str, node: DictConfig) -> Any:
-    """Builds a component; an argument its class refuses becomes a ``ConfigError`` that starts with ``key``."""
+    """Builds a component.
+
+    Raises:
+        ConfigError: its class refuses an argument; the message starts with ``key``.
+    """
     try:
         return build(node)
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -97,15 +108,10 @@ def add_lora(backbone: Backbone, config: DictConfig) -> AdapterFormat:
     """Adds the adapter of the config to the denoiser.
 
     Raises:
-        ConfigError: an unknown preset, or targets that match no layer.
+        ConfigError: targets that match no layer.
     """
     wanted = config.adapter
-    if wanted.preset is not None and wanted.preset not in backbone.lora_presets:
-        raise ConfigError(
-            f"adapter.preset={wanted.preset} is not known.{suggestion(wanted.preset, backbone.lora_presets)} "
-            f"Presets: {', '.join(sorted(backbone.lora_presets))}."
-        )
-    targets = backbone.lora_presets[wanted.preset] if wanted.preset is not None else tuple(wanted.targets)
+    targets = tuple(wanted.targets) if wanted.preset is None else backbone.lora_presets[str(wanted.preset)]
     alpha = float(wanted.rank if wanted.alpha is None else wanted.alpha)
     try:
         report = add_adapter(

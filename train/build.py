@@ -2,36 +2,39 @@
 
 import importlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-ALLOWED_PREFIXES = ("physedit.", "torch.optim.")
-"""Modules whose classes a config may name. A config can come from a downloaded run: it must not name others."""
+ALLOWED_PACKAGES = ("physedit", "torch.optim")
+"""Packages whose classes a config may name. A config can come from a downloaded run: it must not name others."""
 
-EXTRA_PREFIXES_VARIABLE = "PHYSEDIT_TARGET_PREFIXES"
-"""Environment variable with further allowed prefixes, comma separated, for components in your own package."""
+EXTRA_PACKAGES_VARIABLE = "PHYSEDIT_TARGET_PACKAGES"
+"""Environment variable with further packages, comma separated, for components of your own."""
 
 
-def resolve_target(target: str) -> Callable[..., Any]:
-    """Returns the class or function that ``target`` names.
+def resolve_target(target: str) -> type[Any]:
+    """Returns the class that ``target`` names.
 
     Raises:
-        ValueError: the module is not on the allow-list, or has no such name.
+        ValueError: it is no class, or not one that an allowed package defines; an imported name does not count.
         ImportError: the module cannot be imported.
     """
-    extra = tuple(p for p in os.environ.get(EXTRA_PREFIXES_VARIABLE, "").split(",") if p)
-    if not target.startswith(ALLOWED_PREFIXES + extra):
+    packages = ALLOWED_PACKAGES + tuple(p for p in os.environ.get(EXTRA_PACKAGES_VARIABLE, "").split(",") if p)
+    if not _is_below(target, packages):
         raise ValueError(
-            f"{target} is not below an allowed module ({', '.join(ALLOWED_PREFIXES + extra)}). "
-            f"For a component of your own, set {EXTRA_PREFIXES_VARIABLE}=your_package."
+            f"{target} is not below an allowed package ({', '.join(packages)}). "
+            f"For a component of your own, set {EXTRA_PACKAGES_VARIABLE}=your_package."
         )
     module_name, _, name = target.rpartition(".")
-    module = importlib.import_module(module_name)
-    if not hasattr(module, name):
-        raise ValueError(f"module {module_name} has no {name}.")
-    return getattr(module, name)  # type: ignore[no-any-return]
+    found = getattr(importlib.import_module(module_name), name, None)
+    if not isinstance(found, type) or not _is_below(f"{found.__module__}.", packages):
+        raise ValueError(f"module {module_name} defines no class {name}.")
+    return found
+
+
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name.startswith(f"{package}.") for package in packages)
 
 
 def build(node: DictConfig, **runtime: object) -> Any:
@@ -47,9 +50,14 @@ def build(node: DictConfig, **runtime: object) -> Any:
 
 
 def _build(node: dict[Any, Any], runtime: dict[str, object]) -> Any:
-    arguments = {
-        str(key): _build(value, {}) if isinstance(value, dict) and "_target_" in value else value
-        for key, value in node.items()
-        if key != "_target_"
-    }
+    arguments = {str(key): _built(value) for key, value in node.items() if key != "_target_"}
     return resolve_target(str(node["_target_"]))(**arguments, **runtime)
+
+
+def _built(value: Any) -> Any:
+    """Returns ``value`` with every node in it that has a ``_target_`` built."""
+    if isinstance(value, list):
+        return [_built(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return _build(value, {}) if "_target_" in value else {key: _built(item) for key, item in value.items()}

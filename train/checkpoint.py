@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,15 +91,33 @@ class CheckpointStore:
         return final
 
     def newest(self) -> Path | None:
-        """Returns the newest checkpoint whose manifest holds, or None; broken ones are named in the log."""
-        for path in reversed(step_folders(self.folder)):
+        """Returns the newest complete checkpoint, or None before the first; broken ones are named in the log.
+
+        Raises:
+            CheckpointIncomplete: there are checkpoints, but none is complete.
+        """
+        folders = step_folders(self.folder)
+        for path in reversed(folders):
             try:
                 verify(path)
             except CheckpointIncomplete as error:
                 logger.warning("%s It is passed over.", error)
             else:
                 return path
+        if folders:
+            raise CheckpointIncomplete(
+                f"None of the {len(folders)} checkpoints in {self.folder} can be resumed from; see the lines above. "
+                f"Choose another run_name, or remove the folder to start over."
+            )
         return None
+
+    def set_aside_after(self, path: Path) -> None:
+        """Renames the folders of later steps than ``path``: broken ones, whose steps will be saved again."""
+        for later in step_folders(self.folder):
+            if later.name > path.name:
+                aside = self.folder / f"broken_{later.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                later.rename(aside)
 
     def load(self, path: Path) -> Snapshot:
         """Reads a checkpoint.
@@ -119,10 +137,11 @@ class CheckpointStore:
             optimizer={key: value for key, value in tensors.items() if not key.startswith(_LIVE)},
         )
 
-    def prune(self, keep: int, protected: Path | None) -> None:
-        """Removes all but the ``keep`` newest checkpoints and ``protected``."""
-        for path in step_folders(self.folder)[:-keep] if keep > 0 else []:
-            if path != protected:
+    def prune(self, keep: int, protected: Collection[int]) -> None:
+        """Removes all but the ``keep`` newest checkpoints and those of the ``protected`` steps."""
+        kept = {step_name(step) for step in protected}
+        for path in step_folders(self.folder)[:-keep]:
+            if path.name not in kept:
                 shutil.rmtree(path)
 
     def _fill(self, folder: Path, snapshot: Snapshot) -> None:
@@ -135,7 +154,7 @@ class CheckpointStore:
         save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "optimizer.safetensors")
         write_json(folder / "run_state.json", {"format": FORMAT, "progress": snapshot.progress.to_json()})
         write_text(folder / "config.yaml", self._config_yaml)
-        for path in _files_below(folder):
+        for path in (*_files_below(folder), folder / "adapter", folder):
             _sync(path)
         files = {str(path.relative_to(folder)): _describe(path) for path in _files_below(folder)}
         write_json(folder / "manifest.json", {"format": FORMAT, "files": files})
@@ -147,11 +166,6 @@ _LIVE = "live/"
 def step_name(step: int) -> str:
     """Returns the folder name of a step: eight digits, so that names sort as steps do."""
     return f"step_{step:08d}"
-
-
-def step_of(path: Path) -> int:
-    """Returns the step a checkpoint folder is named after."""
-    return int(path.name.removeprefix("step_"))
 
 
 def step_folders(folder: Path) -> list[Path]:

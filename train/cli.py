@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -46,7 +46,7 @@ def main() -> None:
 
 def train_main() -> None:
     """Runs ``train`` with the arguments of this process: the door for ``accelerate launch -m physedit.train``."""
-    guarded(lambda: train(sys.argv[1:]))
+    guarded(lambda: app(args=["train", *sys.argv[1:]]))
 
 
 def guarded(action: Callable[[], object]) -> None:
@@ -63,9 +63,11 @@ def guarded(action: Callable[[], object]) -> None:
         fail(str(error), EXIT_BAD_INPUT)
 
 
-def fail(message: str, exit_code: int) -> None:
-    """Says ``message`` on the error stream and leaves."""
-    Console(stderr=True, soft_wrap=True).print(f"physedit: {message}", style="bold red", markup=False, highlight=False)
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Says ``message`` on the error stream, with the rank where there are several, and leaves."""
+    rank = f" [rank {os.environ.get('RANK', '0')}]" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"physedit{rank}: {message}", style="bold red", markup=False, highlight=False)
     raise SystemExit(exit_code)
 
 
@@ -78,16 +80,17 @@ def train(
     """Fine-tunes an adapter, or resumes: physedit train experiment=demo."""
     given = overrides or []
     config = compose_config(given, config_dir=config_dir)
-    from physedit.train import sft
+    from physedit.train import preflight, sft
     from physedit.train.console import print_results
     from physedit.train.loop import NonFiniteLoss, Stopped
     from physedit.train.signals import stop_on_signal
 
-    sft.check(config)
+    preflight.check(config)
     if dry_run:
         typer.echo("Everything checked so far can be used; nothing was started.")
         return
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = "python -m physedit.train" if Path(sys.argv[0]).name == "__main__.py" else "physedit train"
+    command = f"{program} {shlex.join(given)}"
     with stop_on_signal() as stop:
         try:
             reports = sft.train(config, given, command, stop)
@@ -113,10 +116,12 @@ def evaluate(
     from physedit.train import evaluate as evaluation
 
     folder = evaluation.adapter_folder(checkpoint)
-    config = compose_config([*evaluation.overrides_of(checkpoint), *(overrides or [])], config_dir=config_dir)
-    name = checkpoint.resolve().name
-    target = out or checkpoint.resolve().parent.parent / "evaluations" / name
-    step = int(name.removeprefix("step_")) if name.startswith("step_") else int(config.num_steps)
+    run = evaluation.run_of(folder)
+    if out is None and run is None:
+        raise ConfigError(f"{checkpoint} is not a checkpoint of a run. Say where to write with --out FOLDER.")
+    config = compose_config([*evaluation.overrides_of(run), *(overrides or [])], config_dir=config_dir)
+    target = out or run / "evaluations" / folder.parent.name  # type: ignore[operator]
+    step = evaluation.step_of(folder) or int(config.num_steps)
     reports = evaluation.evaluate(config, folder, target, step)
     if _is_rank_0():
         from physedit.train.console import print_results
@@ -134,8 +139,13 @@ def scenes_write(
     """Writes the embedded world as parquet files in the schemas of PICA-100K and PICABench."""
     from physedit.data_loaders.scenes.write import ensure_world
 
-    ensure_world(folder, num_train=num_train, num_benchmark=num_benchmark, seed=seed)
-    typer.echo(f"Wrote {num_train} training pairs and {num_benchmark} benchmark scenes to {folder}.")
+    is_new = not folder.exists()
+    try:
+        ensure_world(folder, num_train=num_train, num_benchmark=num_benchmark, seed=seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    state = "written to" if is_new else "already in"
+    typer.echo(f"{num_train} training pairs and {num_benchmark} benchmark scenes are {state} {folder}.")
 
 
 @config_app.command("show")
@@ -155,12 +165,8 @@ def config_show(
 
 
 def _is_for_the_user(error: ValueError) -> bool:
-    """True for errors raised on purpose about input; a bug's ValueError keeps its traceback."""
-    from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError
-
-    return isinstance(error, (ConfigError, DatasetLayoutError, DatasetRowError)) or (
-        type(error).__module__.startswith("physedit.")
-    )
+    """True for errors raised on purpose about input, all of them classes of ours; a bug keeps its traceback."""
+    return type(error).__module__.startswith("physedit.")
 
 
 def _is_rank_0() -> bool:

@@ -46,8 +46,8 @@ def compose_config(
             composed = compose(config_name=config_name, overrides=list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error, overrides, config_name)) from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(one_line(str(error))) from error
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{one_line(str(error))} (from: {' '.join(overrides)})") from error
     validate(composed)
     return composed
 

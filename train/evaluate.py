@@ -1,6 +1,7 @@
 """Evaluates a saved adapter with a run's hooks, outside training: ``physedit eval``."""
 
 import logging
+import re
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,15 +13,27 @@ from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, load_state, without_adapter
 from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.config import ConfigError
+from physedit.train.run_folder import base_cache_of
 from physedit.train.summary import summarize
 
 logger = logging.getLogger(__name__)
 
 
-def overrides_of(checkpoint: Path) -> list[str]:
-    """Returns the overrides of the run that wrote ``checkpoint``; none for an adapter outside a run folder."""
-    file = checkpoint.resolve().parent.parent / "overrides.txt"
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+def run_of(adapter: Path) -> Path | None:
+    """Returns the run folder that an adapter's folder lies in, or None outside one."""
+    run = adapter.resolve().parent.parent.parent
+    return run if (run / "overrides.txt").is_file() else None
+
+
+def overrides_of(run: Path | None) -> list[str]:
+    """Returns the overrides a run was started with; none without a run."""
+    return [] if run is None else (run / "overrides.txt").read_text(encoding="utf-8").splitlines()
+
+
+def step_of(adapter: Path) -> int | None:
+    """Returns the step in the name of the checkpoint that an adapter's folder lies in, or None."""
+    match = re.fullmatch(r"step_(\d+)", adapter.resolve().parent.name)
+    return int(match[1]) if match else None
 
 
 def adapter_folder(checkpoint: Path) -> Path:
@@ -72,7 +85,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
         denoiser=backbone.denoiser,
         without_adapter=lambda: without_adapter(backbone.denoiser),
         run_folder=out,
-        base_cache=Path(str(config.output_root)) / "base_cache",
+        base_cache=base_cache_of(config),
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         barrier=accelerator.wait_for_everyone,

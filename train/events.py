@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 
 from physedit.eval_hooks.files import write_json
@@ -15,8 +16,9 @@ from physedit.eval_hooks.panel import write_sheet
 from physedit.eval_hooks.report import write_html_report
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, swapped, without_adapter
-from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
-from physedit.train.loop import Stopped, Trainer
+from physedit.train.checkpoint import CheckpointStore, Snapshot
+from physedit.train.loop import NonFiniteLoss, Stopped, Trainer
+from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.signals import StopFlag
 from physedit.train.state import Progress, optimizer_tensors
@@ -53,6 +55,7 @@ class RunEvents:
     tracker: Tracker
     bar: ProgressBar
     stop: StopFlag
+    processes: Processes
     reports: list[EvalReport] = field(default_factory=list)
 
     @property
@@ -67,32 +70,40 @@ class RunEvents:
 
     def is_stopping(self) -> bool:
         """True once any rank got a signal. Ranks agree, so that none waits for another in a collective."""
-        if self.accelerator.num_processes == 1:
-            return bool(self.stop)
-        if self.stop:
-            self.accelerator.set_trigger()
-        return bool(self.accelerator.check_trigger())
+        agreed = self.processes.largest(self.stop.signal_number or 0)
+        if agreed:
+            self.stop.signal_number = agreed
+        return agreed > 0
 
     def save_is_due(self, step: int) -> bool:
         """True at the cadence of ``checkpoint.every`` and wherever a hook evaluates: what is judged is on disk."""
         every = self.policy.save_every
-        return (every > 0 and step % every == 0) or bool(self._due(step))
+        return (every > 0 and step % every == 0) or bool(self.due(step))
 
     def save(self, progress: Progress) -> None:
-        """Writes a checkpoint and removes old ones; all ranks return when it is complete."""
+        """Writes a checkpoint and removes old ones; all ranks return when it is complete.
+
+        Raises:
+            NonFiniteLoss: the adapter is not finite, though the loss was; on every rank.
+        """
+        live = adapter_state(self.backbone.denoiser)
+        if not bool(torch.stack([value.isfinite().all() for value in live.values()]).all()):
+            raise NonFiniteLoss(
+                f"The adapter is not finite after step {progress.step}, so it is not saved; the newest checkpoint is "
+                f"the last good one. Lower optimizer.lr."
+            )
         if self.accelerator.is_main_process:
-            live = {name: value.detach().cpu().clone() for name, value in self._live().items()}
-            average = self.trainer.average
-            adapter = {n: v.cpu() for n, v in average.values.items()} if average is not None else live
-            optimizer = optimizer_tensors(self.backbone.denoiser, self.trainer.optimizer)
-            self.store.save(Snapshot(progress, adapter, live, optimizer))
-            best = best_step(self.reports, self.policy.best_metric)
-            self.store.prune(self.policy.keep, self.store.folder / step_name(best) if best else None)
+            self.store.save(self._snapshot(progress))
+            protected = {
+                best_step(self.reports, self.policy.best_metric),
+                max((r.step for r in self.reports), default=0),
+            }
+            self.store.prune(self.policy.keep, {step for step in protected if step})
         self.accelerator.wait_for_everyone()
 
     def evaluate(self, step: int) -> None:
         """Runs the hooks due at ``step`` and records what they found."""
-        for hook in self._due(step):
+        for hook in self.due(step):
             report = self._run_hook(hook, step)
             self.reports = [r for r in self.reports if (r.hook, r.step) != (hook.name, step)] + [report]
             if self.accelerator.is_main_process:
@@ -108,9 +119,9 @@ class RunEvents:
         if not self.accelerator.is_main_process:
             return
         samples_per_s = num_samples / max(seconds, 1e-9)
-        line: dict[str, float | None] = {**metrics, "time/samples_per_s": samples_per_s}
+        line = metrics | {"time/samples_per_s": samples_per_s}
         self.metrics_file.append(step, line)
-        self.tracker.log(step, {**metrics, "time/samples_per_s": samples_per_s})
+        self.tracker.log(step, line)
         self.bar.numbers(step, metrics["train/loss"], samples_per_s)
 
     def advance(self, step: int) -> None:
@@ -125,11 +136,15 @@ class RunEvents:
             write_html_report(self.folder, self.reports, title=self.policy.run_name, facts=self.policy.facts)
         return summary
 
-    def _due(self, step: int) -> list[EvalHook]:
+    def due(self, step: int) -> list[EvalHook]:
+        """Returns the hooks that evaluate ``step``."""
         return [hook for hook in self.hooks if hook.cadence.is_due(step, self.policy.num_steps)]
 
-    def _live(self) -> Mapping[str, Any]:
-        return adapter_state(self.backbone.denoiser)
+    def _snapshot(self, progress: Progress) -> Snapshot:
+        live = {name: value.cpu() for name, value in adapter_state(self.backbone.denoiser).items()}
+        average = self.trainer.average
+        adapter = live if average is None else {name: value.cpu() for name, value in average.values.items()}
+        return Snapshot(progress, adapter, live, optimizer_tensors(self.backbone.denoiser, self.trainer.optimizer))
 
     def _run_hook(self, hook: EvalHook, step: int) -> EvalReport:
         denoiser = self.backbone.denoiser
@@ -153,5 +168,5 @@ class RunEvents:
 
     def _hook_progress(self, done: int, total: int, label: str) -> None:
         self.bar.hook(done, total, label)
-        if self.stop and self.accelerator.num_processes == 1:
+        if self.stop:
             raise Stopped("Stopped during an evaluation; the checkpoint before it is complete.")

@@ -31,8 +31,8 @@ class NonFiniteLoss(RuntimeError):
     """A loss or gradient is NaN or infinite; the message names step and samples."""
 
 
-class Stopped(Exception):
-    """SIGTERM or SIGINT arrived: the run is saved and can be resumed."""
+class Stopped(BaseException):
+    """SIGTERM or SIGINT arrived: the run is saved and can be resumed. As KeyboardInterrupt, it is no error to catch."""
 
 
 class Events(Protocol):
@@ -100,7 +100,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
         NonFiniteLoss: a loss or gradient is not finite; nothing after the last good checkpoint was saved.
         Stopped: a signal arrived; a checkpoint of the current step was written first.
     """
-    progress, seconds = start, 0.0
+    progress, seconds, num_samples = start, 0.0, 0
     events.evaluate(progress.step)
     batches = trainer.batches(progress.position)
     while progress.step < trainer.num_steps:
@@ -115,6 +115,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
             trainer.average.update(trainer.backbone.denoiser)
 
         progress = progress.after_step(trainer.global_batch)
+        num_samples += trainer.global_batch
         trainer.recent.append(_Step(progress.step, sample_ids, loss, grad_norm))
         events.advance(progress.step)
         stops = events.is_stopping()
@@ -125,8 +126,8 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
             progress = close_window(trainer, progress)
         seconds += time.monotonic() - started
         if logs:
-            events.log(progress.step, numbers(trainer, progress), progress.window_steps * trainer.global_batch, seconds)
-            progress, seconds = progress.with_new_window(), 0.0
+            events.log(progress.step, numbers(trainer, progress), num_samples, seconds)
+            progress, seconds, num_samples = progress.with_new_window(), 0.0, 0
         if saves:
             events.save(progress)
         if stops:
@@ -187,7 +188,7 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLoss(
                 f"The loss of step {entry.step} is {loss} and its gradient norm {norm}. Samples of this rank: "
-                f"{', '.join(entry.sample_ids)}. Nothing was saved after it; the newest checkpoint is good. "
+                f"{', '.join(entry.sample_ids)}. Nothing was saved after it. "
                 f"Look at these pictures, lower optimizer.lr, or use backbone.dtype=float32."
             )
     return progress.with_losses(losses.tolist(), norms.tolist()[-1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from physedit.train.build import build
+from physedit.train.config import ConfigError
 
 
 class Schedule(Protocol):
@@ -33,7 +34,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up, then half a cosine from 1 down to ``final_fraction`` at the last update."""
+    """Linear warm-up, then half a cosine from 1 towards ``final_fraction``, reached one update after the last."""
 
     warmup_steps: int = 0
     final_fraction: float = 0.0
@@ -48,7 +49,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear warm-up, then a straight line from 1 down to ``final_fraction`` at the last update."""
+    """Linear warm-up, then a straight line from 1 towards ``final_fraction``, reached one update after the last."""
 
     warmup_steps: int = 0
     final_fraction: float = 0.0
@@ -69,11 +70,14 @@ def build_optimizer(node: DictConfig, parameters: Iterable[Tensor]) -> Optimizer
     """Builds the optimizer of ``node`` over ``parameters``.
 
     Raises:
-        TypeError: the node builds something that is no torch optimizer.
+        ConfigError: the class refuses a setting, or is no torch optimizer.
     """
-    optimizer = build(node, params=list(parameters))
+    try:
+        optimizer = build(node, params=list(parameters))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"optimizer: {error}") from error
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer._target_={node['_target_']} builds {type(optimizer)}, no torch Optimizer.")
+        raise ConfigError(f"optimizer._target_={node['_target_']} is no torch optimizer.")
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     return optimizer

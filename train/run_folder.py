@@ -1,24 +1,28 @@
 """The run folder: claimed once, and what it says of how the run was started."""
 
+import fcntl
 import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from physedit.eval_hooks.files import write_json, write_text
+from physedit.train.build import build
 from physedit.train.config import ConfigError
+from physedit.train.optim import Schedule
 
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
      "output_root", "best_metric"}
 )  # fmt: skip
-"""Settings a resumed run may change: they decide where and how long it runs, not what a step computes."""
+"""Settings a resumed run may change: they decide where and how long it runs, not what a finished step computed."""
 
 PACKAGES = ("accelerate", "datasets", "deepspeed", "diffusers", "numpy", "peft", "physedit", "safetensors", "torch",
             "transformers", "wandb")  # fmt: skip
@@ -45,6 +49,11 @@ def run_folder_of(config: DictConfig) -> Path:
     return Path(str(config.output_root)) / str(config.run_name)
 
 
+def base_cache_of(config: DictConfig) -> Path:
+    """Returns the folder of base evaluations that all runs below ``output_root`` share."""
+    return Path(str(config.output_root)) / "base_cache"
+
+
 def check_run_folder(config: DictConfig) -> None:
     """Verifies that the run may use its folder; writes nothing.
 
@@ -64,18 +73,36 @@ def check_run_folder(config: DictConfig) -> None:
     saved = folder / "config.yaml"
     if not saved.exists():
         raise ConfigError(f"{folder} holds files but no config.yaml, so it is no run folder. Choose another run_name.")
-    _check_same_run(folder, OmegaConf.load(saved), config)
+    before = OmegaConf.load(saved)
+    if "run_name" not in before or "num_steps" not in before:
+        raise ConfigError(f"{saved} is not the config of a run. Choose another run_name.")
+    _check_same_run(folder, before, config)
 
 
-def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> Path:
-    """Creates the run folder and writes config, overrides, command and environment. Rank 0 calls it."""
+def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> BinaryIO:
+    """Creates the run folder and writes config, overrides, command and environment. Rank 0 calls it.
+
+    Returns:
+        The lock: the folder belongs to this process until the file is closed or the process ends.
+
+    Raises:
+        ConfigError: another process is writing this run.
+    """
     folder = run_folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / ".lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ConfigError(
+            f"Another process is writing the run in {folder}. Wait for it, or choose another name."
+        ) from (error)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_text(folder / "overrides.txt", "".join(f"{line}\n" for line in overrides))
     write_text(folder / "command.txt", command + "\n")
     write_json(folder / "environment.json", asdict(describe_environment(accelerator)))
-    return folder
+    return lock
 
 
 def describe_environment(accelerator: Accelerator) -> Environment:
@@ -103,13 +130,23 @@ def _check_same_run(folder: Path, saved: DictConfig | ListConfig, config: DictCo
         for key in sorted(before.keys() | now.keys())
         if key.split(".")[0] not in FREE_TO_CHANGE and before.get(key) != now.get(key)
     ]
-    if int(str(now["num_steps"])) < int(str(before["num_steps"])):
-        changed.append(f"num_steps was {before['num_steps']}, is {now['num_steps']} (it may only grow)")
+    finished, asked = int(str(before["num_steps"])), int(str(now["num_steps"]))
+    if asked < finished:
+        changed.append(f"num_steps was {finished}, is {asked} (it may only grow)")
+    elif asked > finished and _rates_differ(build(config.schedule), finished, asked):
+        changed.append(
+            f"num_steps was {finished}, is {asked}, and this schedule's rate of past steps depends on it "
+            f"(a run can only be made longer with schedule=constant)"
+        )
     if changed:
         raise ConfigError(
             f"The run in {folder} was started with other settings: {'; '.join(changed[:5])}. "
             f"Resume with the settings it was started with, or choose another run_name."
         )
+
+
+def _rates_differ(schedule: Schedule, before: int, now: int) -> bool:
+    return any(schedule.factor(step, before) != schedule.factor(step, now) for step in range(before))
 
 
 def _flat(value: object, key: str = "") -> dict[str, object]:

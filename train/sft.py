@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -14,50 +13,28 @@ from physedit.data_loaders.sample import EditDataset, PromptLevel
 from physedit.eval_hooks.hook import EvalHook, EvalReport
 from physedit.models.backbone import Backbone
 from physedit.models.lora import load_state
-from physedit.train.assemble import (
-    add_lora,
-    build_checked,
-    build_hooks,
-    check_backbone,
-    scenes_are_missing,
-    start_processes,
-    write_scenes,
-)
+from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.config import ConfigError
 from physedit.train.events import Policy, RunEvents
-from physedit.train.loop import Trainer, fit
+from physedit.train.loop import Stopped, Trainer, fit
 from physedit.train.optim import build_optimizer
+from physedit.train.preflight import check_levels
+from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
-from physedit.train.run_folder import check_run_folder, claim_run_folder
+from physedit.train.rules import batches_per_step
+from physedit.train.run_folder import base_cache_of, claim_run_folder, run_folder_of
 from physedit.train.signals import StopFlag
 from physedit.train.state import AdapterAverage, Progress, restore_optimizer, trainable
 from physedit.train.tracker import MetricsFile, NoTracker, Tracker
-from physedit.train.validation import batches_per_step
 
 logger = logging.getLogger(__name__)
-
-
-def check(config: DictConfig) -> None:
-    """Opens what the run will read, without a model, and verifies the run folder; writes nothing.
-
-    Raises:
-        ValueError: one paragraph with key or path, what was found and the remedy.
-    """
-    check_run_folder(config)
-    check_backbone(config)
-    if not scenes_are_missing(config):
-        _check_levels(config, build_checked("data", config.data))
-        for hook in build_hooks(config):
-            hook.check()
-    for name in ("objective", "schedule", "tracker"):
-        build_checked(name, config[name])
 
 
 def train(config: DictConfig, overrides: Sequence[str], command: str, stop: StopFlag) -> list[EvalReport]:
     """Runs or resumes the training run of ``config``; returns the reports of its hooks.
 
-    Every process of the launch calls it with the same arguments.
+    Every process of the launch calls it with the same arguments, after ``preflight.check``.
 
     Raises:
         ValueError: input that cannot be used, found before the first step.
@@ -65,38 +42,39 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
         Stopped: a signal arrived; the run is saved.
     """
     accelerator = start_processes(config)
-    accumulation = batches_per_step(config, accelerator.num_processes)
     _check_same_config(accelerator, config)
+    accumulation = batches_per_step(config, accelerator.num_processes)
+    share = Share(int(config.micro_batch), accumulation, accelerator.process_index, accelerator.num_processes)
+    backbone: Backbone = build_checked("backbone", config.backbone)
+    adapter_format = add_lora(backbone, config)
     with accelerator.main_process_first():
         write_scenes(config)
     dataset: EditDataset = build_checked("data", config.data)
+    check_levels(config, dataset)
     hooks = build_hooks(config)
     for hook in hooks:
         hook.check()
-    backbone: Backbone = build_checked("backbone", config.backbone)
-    adapter_format = add_lora(backbone, config)
+
     backbone.to(accelerator.device)
-    optimizer = build_optimizer(config.optimizer, trainable(backbone.denoiser).values())
-    folder = Path(str(config.output_root)) / str(config.run_name)
-    if accelerator.is_main_process:
-        claim_run_folder(config, overrides, command, accelerator)
+    trainer = build_trainer(config, accelerator, backbone, dataset, share)
+    folder = run_folder_of(config)
+    lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     accelerator.wait_for_everyone()
-
-    average = None if config.ema_decay is None else AdapterAverage(backbone.denoiser, config.ema_decay)
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, OmegaConf.to_yaml(config, resolve=True))
-    newest = store.newest()
-    start = Progress()
-    if newest is not None:
-        snapshot = store.load(newest)
-        load_state(backbone.denoiser, snapshot.live)
-        restore_optimizer(backbone.denoiser, optimizer, snapshot.optimizer)
-        if average is not None:
-            average.load(snapshot.adapter)
-        start = snapshot.progress
-        logger.info("Resuming from %s.", newest)
+    start = restore(trainer, store)
+    try:
+        return _run(config, trainer, store, hooks, start, stop)
+    finally:
+        if lock is not None:
+            lock.close()
+        accelerator.end_training()
 
-    share = Share(int(config.micro_batch), accumulation, accelerator.process_index, accelerator.num_processes)
-    last_position = int(config.num_steps) * int(config.global_batch)
+
+def build_trainer(
+    config: DictConfig, accelerator: Accelerator, backbone: Backbone, dataset: EditDataset, share: Share
+) -> Trainer:
+    """Returns everything the loop uses, at its start; the adapter is in place and on its device."""
+    denoiser = backbone.denoiser
 
     def batches(position: int) -> Iterator[PositionedBatch]:
         return iter(
@@ -106,28 +84,50 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
                 level_weights={PromptLevel(str(k)): float(v) for k, v in config.levels.items()},
                 share=share,
                 start_position=position,
-                stop_position=last_position,
+                stop_position=int(config.num_steps) * int(config.global_batch),
                 num_workers=int(config.num_workers),
             )
         )
 
-    trainer = Trainer(
+    return Trainer(
         accelerator=accelerator,
         backbone=backbone,
-        denoiser=accelerator.prepare_model(backbone.denoiser) if accelerator.num_processes > 1 else backbone.denoiser,
+        denoiser=accelerator.prepare_model(denoiser) if accelerator.num_processes > 1 else denoiser,
         objective=build_checked("objective", config.objective),
-        optimizer=optimizer,
+        optimizer=build_optimizer(config.optimizer, trainable(denoiser).values()),
         schedule=build_checked("schedule", config.schedule),
         batches=batches,
         num_steps=int(config.num_steps),
         global_batch=int(config.global_batch),
-        accumulation=accumulation,
+        accumulation=share.accumulation,
         seed=int(config.seed),
         log_every=int(config.log_every),
         max_grad_norm=config.max_grad_norm,
-        average=average,
+        average=None if config.ema_decay is None else AdapterAverage(denoiser, config.ema_decay),
     )
-    return _run(config, trainer, store, hooks, start, folder, stop)
+
+
+def restore(trainer: Trainer, store: CheckpointStore) -> Progress:
+    """Puts the newest checkpoint, if there is one, into the trainer; returns where the run goes on. All ranks call it.
+
+    Raises:
+        CheckpointIncomplete: there are checkpoints, but none that can be used.
+        ConfigError: the checkpoint is of another adapter.
+    """
+    newest = store.newest()
+    if newest is None:
+        return Progress()
+    snapshot = store.load(newest)
+    denoiser = trainer.backbone.denoiser
+    load_state(denoiser, snapshot.live)
+    restore_optimizer(denoiser, trainer.optimizer, snapshot.optimizer)
+    if trainer.average is not None:
+        trainer.average.load(snapshot.adapter)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.accelerator.is_main_process:
+        store.set_aside_after(newest)
+    logger.info("Resuming from %s.", newest)
+    return snapshot.progress
 
 
 def _run(
@@ -136,48 +136,47 @@ def _run(
     store: CheckpointStore,
     hooks: Sequence[EvalHook],
     start: Progress,
-    folder: Path,
     stop: StopFlag,
 ) -> list[EvalReport]:
-    is_main = trainer.accelerator.is_main_process
+    folder, is_main = run_folder_of(config), trainer.accelerator.is_main_process
     tracker: Tracker = build_checked("tracker", config.tracker) if is_main else NoTracker()
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     tracker.start(folder, str(config.run_name), {str(key): value for key, value in plain.items()})
-    metrics_file = MetricsFile(folder / "metrics.jsonl")
-    if is_main:
-        metrics_file.rewind(start.step)
     bar = ProgressBar(trainer.num_steps, start.step, trainer.global_batch, is_main=is_main)
-    policy = Policy(
-        run_name=str(config.run_name),
-        num_steps=trainer.num_steps,
-        save_every=int(config.checkpoint.every),
-        keep=int(config.checkpoint.keep),
-        best_metric=config.best_metric,
-        facts=_facts(config),
-    )
     events = RunEvents(
-        policy=policy,
+        policy=Policy(
+            run_name=str(config.run_name),
+            num_steps=trainer.num_steps,
+            save_every=int(config.checkpoint.every),
+            keep=int(config.checkpoint.keep),
+            best_metric=config.best_metric,
+            facts=_facts(config),
+        ),
         trainer=trainer,
         folder=folder,
-        base_cache=Path(str(config.output_root)) / "base_cache",
+        base_cache=base_cache_of(config),
         store=store,
         hooks=hooks,
-        metrics_file=metrics_file,
+        metrics_file=MetricsFile(folder / "metrics.jsonl"),
         tracker=tracker,
         bar=bar,
         stop=stop,
+        processes=Processes(trainer.accelerator.num_processes),
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
     )
+    if is_main:
+        events.metrics_file.rewind(start.step, [hook.name for hook in events.due(start.step)])
     exit_code = 1
-    summary: dict[str, Any] = {}
     try:
         with bar:
             fit(trainer, events, start)
-        if is_main:
-            summary = dict(events.write_results())
         exit_code = 0
+    except Stopped:
+        exit_code = 0  # a stopped run has not failed: it goes on
+        raise
     finally:
+        summary = dict(events.write_results()) if is_main and exit_code == 0 else {}
         tracker.finish(_tracker_summary(summary), exit_code)
     return events.reports
 
@@ -192,15 +191,6 @@ def _facts(config: DictConfig) -> dict[str, str]:
         "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
         "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
     }
-
-
-def _check_levels(config: DictConfig, dataset: EditDataset) -> None:
-    lacking = [
-        name for name, weight in config.levels.items() if weight > 0 and PromptLevel(str(name)) not in dataset.levels
-    ]
-    if lacking:
-        has = ", ".join(sorted(dataset.levels))
-        raise ConfigError(f"levels asks for {', '.join(map(str, lacking))} prompts, but the data has only: {has}.")
 
 
 def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:

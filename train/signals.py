@@ -18,19 +18,23 @@ class StopFlag:
     @property
     def exit_code(self) -> int:
         """128 plus the signal's number, as a shell reports a process that a signal ended."""
-        return 128 + (self.signal_number or 0)
+        return 128 + (self.signal_number or signal.SIGTERM)
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopFlag]:
-    """Turns the first SIGTERM or SIGINT into a raised flag; a second one acts as usual."""
+    """Turns SIGTERM and SIGINT into a raised flag.
+
+    Launchers send SIGTERM more than once (to the process, then to its group), so only a second SIGINT, from a person
+    who does not want to wait, acts as usual.
+    """
     flag = StopFlag()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def remember(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and flag.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
         flag.signal_number = number
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
     for number in before:
         signal.signal(number, remember)

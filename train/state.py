@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from physedit.models.lora import adapter_state
+from physedit.train.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +85,21 @@ def optimizer_tensors(denoiser: nn.Module, optimizer: Optimizer) -> dict[str, Te
 
 
 def restore_optimizer(denoiser: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Puts back what ``optimizer_tensors`` returned.
+    """Puts back what ``optimizer_tensors`` returned, on the devices the optimizer wants; rates are left alone.
 
     Raises:
-        ValueError: a tensor belongs to no trainable parameter, or a parameter has no tensors.
+        ConfigError: a tensor belongs to no trainable parameter, or a parameter has no tensors.
     """
-    by_parameter: dict[str, dict[str, Tensor]] = {}
+    entries: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        by_parameter.setdefault(name, {})[entry] = value
-    parameters = trainable(denoiser)
-    if set(by_parameter) != set(parameters):
-        different = sorted(set(by_parameter) ^ set(parameters))[:3]
-        raise ValueError(
+        entries.setdefault(name, {})[entry] = value.clone()  # the optimizer changes its tensors in place
+    names = list(trainable(denoiser))
+    if entries and set(entries) != set(names):  # plain SGD has no tensors at all
+        different = sorted(set(entries) ^ set(names))[:3]
+        raise ConfigError(
             f"The checkpoint's optimizer state is for another adapter: {', '.join(different)} on one side only. "
             f"Resume with the adapter settings of the checkpoint's config.yaml."
         )
-    for name, entries in by_parameter.items():
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            entry: value.clone() if entry == "step" else value.to(parameter.device, copy=True)
-            for entry, value in entries.items()
-        }
+    state = {position: entries[name] for position, name in enumerate(names) if name in entries}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

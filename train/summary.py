@@ -4,12 +4,13 @@ The keys are stable; other programs read them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from physedit.eval_hooks.hook import EvalReport, MetricChange
+from physedit.eval_hooks.report_file import change_record
 from physedit.train.checkpoint import step_name
+from physedit.train.config import ConfigError, suggestion
 
 
 def summarize(run_name: str, reports: Sequence[EvalReport], best_metric: str | None) -> dict[str, Any]:
@@ -29,7 +30,14 @@ def summarize(run_name: str, reports: Sequence[EvalReport], best_metric: str | N
 
 
 def best_step(reports: Sequence[EvalReport], best_metric: str | None) -> int | None:
-    """Returns the evaluated step with the highest tuned value of ``best_metric``, or the newest without one."""
+    """Returns the evaluated step with the highest tuned value of ``best_metric``, or the newest without one.
+
+    Raises:
+        ConfigError: no report has that metric.
+    """
+    if best_metric and reports and not any(best_metric in report.metrics for report in reports):
+        measured = sorted({key for report in reports for key in report.metrics})
+        raise ConfigError(f"best_metric={best_metric} is not measured.{suggestion(best_metric, measured)}")
     tuned = {r.step: r.metrics[best_metric].tuned for r in reports if best_metric in r.metrics} if best_metric else {}
     known = {step: value for step, value in tuned.items() if value is not None and step > 0}
     if known:
@@ -51,5 +59,5 @@ def _entry(reports: Sequence[EvalReport], step: int) -> dict[str, Any]:
     return {
         "step": step,
         "checkpoint": str(Path("checkpoints") / step_name(step)),
-        "metrics": {key: asdict(metric) for key, metric in sorted(metrics.items())},
+        "metrics": {key: change_record(metric) for key, metric in sorted(metrics.items())},
     }

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,12 +114,17 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def rewind(self, step: int) -> None:
-        """Drops what a run resumed at ``step`` writes again: later lines, and the evaluations of ``step`` itself."""
-        lines = read_json_lines(self._path) if self._path.exists() else []
-        write_json_lines(self._path, [line for line in lines if _is_before(line, step)])
+    def rewind(self, step: int, repeated: Collection[str]) -> None:
+        """Drops what a run resumed at ``step`` writes again.
 
-    def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        Args:
+            step: where the run goes on; later lines go.
+            repeated: names of the hooks that evaluate ``step`` again; their lines of that step go.
+        """
+        lines = read_json_lines(self._path) if self._path.exists() else []
+        write_json_lines(self._path, [line for line in lines if not _is_repeated(line, step, repeated)])
+
+    def append(self, step: int, metrics: Mapping[str, float | None] | Mapping[str, float]) -> None:
         """Adds a line.
 
         Raises:
@@ -132,6 +137,6 @@ class MetricsFile:
             stream.write(json_line({"step": step, **metrics}))
 
 
-def _is_before(line: Mapping[str, object], step: int) -> bool:
+def _is_repeated(line: Mapping[str, object], step: int, repeated: Collection[str]) -> bool:
     at = int(str(line["step"]))
-    return at < step or (at == step and "train/loss" in line)
+    return at > step or (at == step and any(key.split("/")[0] in repeated for key in line))

@@ -3,7 +3,8 @@
 import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from physedit.train.build import resolve_target
 from physedit.train.config import ConfigError, TrainConfig, one_line, options, suggestion
+from physedit.train.rules import check_rules
 
 
 def validate(config: DictConfig) -> None:
@@ -20,6 +22,9 @@ def validate(config: DictConfig) -> None:
     Raises:
         ConfigError: a missing value, a stray key, a wrong type or two settings that contradict each other.
     """
+    lost = [f.name for f in fields(TrainConfig) if f.name not in config]
+    if lost:
+        raise ConfigError(f"{', '.join(lost)} was removed from the config, but a run needs it. Leave out the '~'.")
     missing = sorted(str(key) for key in OmegaConf.missing_keys(config))
     if missing:
         keys = ", ".join(missing)
@@ -30,56 +35,10 @@ def validate(config: DictConfig) -> None:
         OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.to_container(config))
     except OmegaConfBaseException as error:
         raise ConfigError(_stray_key(error) or one_line(str(error))) from error
+    _check_has_components(config)
     for key, node in _components(config):
         _check_component(key, node)
-    _check_rules(config)
-
-
-def batches_per_step(config: DictConfig, num_processes: int) -> int:
-    """Returns the accumulation steps that make up the global batch.
-
-    Raises:
-        ConfigError: the global batch is not a multiple of micro_batch times the processes.
-    """
-    at_once = int(config.micro_batch) * num_processes
-    if int(config.global_batch) % at_once:
-        raise ConfigError(
-            f"global_batch={config.global_batch} does not divide by micro_batch={config.micro_batch} times "
-            f"{num_processes} process(es) = {at_once}. Set global_batch to a multiple of {at_once}, "
-            f"or change micro_batch."
-        )
-    return int(config.global_batch) // at_once
-
-
-def _check_rules(config: DictConfig) -> None:
-    for key in ("num_steps", "global_batch", "micro_batch", "log_every"):
-        if config[key] < 1:
-            raise ConfigError(f"{key}={config[key]} must be at least 1.")
-    batches_per_step(config, 1)
-    if config.resume not in ("auto", "never"):
-        raise ConfigError(f"resume={config.resume} is not known. Use resume=auto or resume=never.")
-    if config.device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device={config.device} is not known. Use auto, cpu or cuda.")
-    if (config.adapter.preset is None) == (config.adapter.targets is None):
-        raise ConfigError(
-            "adapter.preset and adapter.targets name the same thing: set exactly one of them and null the other."
-        )
-    if config.adapter.rank < 1:
-        raise ConfigError(f"adapter.rank={config.adapter.rank} must be at least 1.")
-    weights = [float(value) for value in config.levels.values()]
-    if min(weights) < 0 or sum(weights) <= 0:
-        raise ConfigError(f"levels={dict(config.levels)} must be non-negative with a positive sum.")
-    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
-        raise ConfigError(f"ema_decay={config.ema_decay} must lie between 0 and 1, or be null for none.")
-    if "/" in config.run_name or config.run_name in ("", ".", ".."):
-        raise ConfigError(f"run_name={config.run_name!r} must be a plain folder name without '/'.")
-    for name in map(str, config.eval):
-        for step in OmegaConf.select(config, f"eval.{name}.cadence.steps") or ():
-            if step > config.num_steps:
-                raise ConfigError(
-                    f"eval.{name}.cadence.steps asks for step {step}, but the run ends at "
-                    f"num_steps={config.num_steps}. Remove the step or raise num_steps."
-                )
+    check_rules(config)
 
 
 def _components(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -96,12 +55,21 @@ def _components(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
                 yield from walk(f"{key}[{position}]", item)
 
     yield from walk("", config)
+
+
+def _check_has_components(config: DictConfig) -> None:
+    """Refuses a component without a class, such as a misspelled hook that '+' made up."""
     for name in ("backbone", "data", "objective", "optimizer", "schedule", "tracker"):
         if not isinstance(config[name], DictConfig) or "_target_" not in config[name]:
             raise ConfigError(
                 f"{name} has no _target_, so nothing says which class to build. "
                 f"Choose a shipped option with {name}=NAME ({', '.join(options(name))})."
             )
+    named = [str(name) for name in config.eval]
+    for name in named:
+        if not isinstance(config.eval[name], DictConfig) or "_target_" not in config.eval[name]:
+            others = [other for other in named if other != name]
+            raise ConfigError(f"eval.{name} has no _target_, so it is no hook.{suggestion(name, others)}")
 
 
 def _check_component(key: str, node: DictConfig) -> None:
@@ -131,9 +99,15 @@ def _hints(target: Any) -> dict[str, Any]:
 
 
 def _check_value(key: str, value: object, hint: Any) -> None:
-    """Refuses a number for a word and a word for a number where the annotation is plain enough to tell."""
+    """Refuses a value that the annotation plainly rules out: wrong word, number for a word, scalar for a list."""
+    choices = _choices(hint)
+    if choices and value not in choices:
+        raise ConfigError(f"{key}={value} is not one of {', '.join(map(str, choices))}.")
+    if isinstance(value, ListConfig):
+        _check_items(key, value, hint)
+        return
     members = _members(hint)
-    if not members or isinstance(value, (DictConfig, ListConfig)):
+    if not members or isinstance(value, DictConfig):
         return
     if isinstance(value, int) and not isinstance(value, bool) and float in members:
         return
@@ -142,12 +116,31 @@ def _check_value(key: str, value: object, hint: Any) -> None:
         raise ConfigError(f"{key}={value!r} is a {type(value).__name__}, but {names} is expected.")
 
 
-def _members(hint: Any) -> set[type]:
-    """Returns the types of an annotation, or nothing if one of them can take many forms (Literal, Any, enums)."""
+def _check_items(key: str, values: ListConfig, hint: Any) -> None:
+    for each in _alternatives(hint):
+        arguments = [argument for argument in typing.get_args(each) if argument is not Ellipsis]
+        if typing.get_origin(each) in (list, tuple, Sequence) and len(set(arguments)) == 1:
+            for position, value in enumerate(values):
+                _check_value(f"{key}[{position}]", value, arguments[0])
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    members = typing.get_args(hint) if union else (hint,)
-    simple = {int, float, str, bool, type(None), Tensor}
-    return set(members) if all(member in simple for member in members) else set()
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _choices(hint: Any) -> tuple[object, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def _members(hint: Any) -> set[type]:
+    """Returns the types of an annotation, or nothing if a value may take a form that cannot be told here.
+
+    A list or tuple stands for itself: a scalar where a list is expected is refused.
+    """
+    members = {typing.get_origin(each) or each for each in _alternatives(hint)}
+    simple = {int, float, str, bool, type(None), Tensor, list, tuple, Sequence}
+    return members if members <= simple else set()
 
 
 def _stray_key(error: OmegaConfBaseException) -> str | None:

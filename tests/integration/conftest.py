@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.runs import smoke_overrides
 
-from physedit.train import sft
+from physedit.train import preflight, sft
 from physedit.train.compose import compose_config
 from physedit.train.signals import StopFlag
 
@@ -28,7 +28,7 @@ def run_smoke(world: Path, tmp_path: Path) -> Callable[..., Path]:
     def run(*overrides: str, name: str = "run", stop: StopFlag | None = None) -> Path:
         given = smoke_overrides(world, tmp_path, name, overrides)
         config = compose_config(given)
-        sft.check(config)
+        preflight.check(config)
         sft.train(config, given, "physedit train", StopFlag() if stop is None else stop)
         return tmp_path / name
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.support.runs import adapter_bytes, metrics_of
 
+from physedit.train.checkpoint import CheckpointIncomplete
 from physedit.train.config import ConfigError
 from physedit.train.loop import NonFiniteLoss, Stopped
 from physedit.train.signals import StopFlag
@@ -17,30 +18,35 @@ WITH_HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "e
 
 
 class StopAfter(StopFlag):
-    """A stop flag that a signal raises after the loop has asked ``steps`` times."""
+    """A stop flag that a signal raises once the loop has asked ``times`` times."""
 
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self._left = steps
+    def __init__(self, times: int) -> None:
+        self._left = times
 
-    def __bool__(self) -> bool:
+    @property
+    def signal_number(self) -> int | None:
         self._left -= 1
-        if self._left <= 0:
-            self.signal_number = signal.SIGTERM
-        return super().__bool__()
+        return signal.SIGTERM if self._left <= 0 else None
+
+    @signal_number.setter
+    def signal_number(self, _number: int | None) -> None:
+        """The ranks' agreement changes nothing here."""
 
 
 class StopOnceLogged(StopFlag):
     """A stop flag that a signal raises once metrics.jsonl has the training line of ``step``."""
 
     def __init__(self, metrics: Path, step: int) -> None:
-        super().__init__()
         self._metrics, self._step = metrics, step
 
-    def __bool__(self) -> bool:
-        if self._metrics.exists() and f'"step": {self._step}, "train/loss"' in self._metrics.read_text():
-            self.signal_number = signal.SIGTERM
-        return super().__bool__()
+    @property
+    def signal_number(self) -> int | None:
+        is_logged = self._metrics.exists() and f'"step": {self._step}, "train/loss"' in self._metrics.read_text()
+        return signal.SIGTERM if is_logged else None
+
+    @signal_number.setter
+    def signal_number(self, _number: int | None) -> None:
+        """The ranks' agreement changes nothing here."""
 
 
 def test_a_run_leaves_the_promised_files(run_smoke):
@@ -129,9 +135,12 @@ def test_a_stop_during_an_evaluation_resumes_into_it(run_smoke, tmp_path):
     assert adapter_bytes(whole, 8) == adapter_bytes(resumed, 8)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_saves_nothing_after(run_smoke):
+def test_a_run_that_diverges_stops_and_saves_nothing_that_is_not_finite(run_smoke, tmp_path):
     with pytest.raises(NonFiniteLoss, match="step"):
-        run_smoke("optimizer.lr=1.0e30", "max_grad_norm=null", "checkpoint.every=1", "log_every=1")
+        run_smoke("optimizer.lr=1.0e30", "max_grad_norm=null", "checkpoint.every=1", "log_every=1", name="bad")
+    for folder in (tmp_path / "bad" / "checkpoints").glob("step_*"):
+        adapter = load_file(folder / "adapter" / "pytorch_lora_weights.safetensors")
+        assert all(value.isfinite().all() for value in adapter.values()), folder.name
 
 
 def test_a_finished_run_is_only_reported(run_smoke):
@@ -148,6 +157,27 @@ def test_other_settings_are_refused_for_an_existing_run(run_smoke):
         run_smoke("optimizer.lr=0.5")
     with pytest.raises(ConfigError, match="resume=never"):
         run_smoke("resume=never")
+    run_smoke("schedule=cosine", name="cosine")
+    with pytest.raises(ConfigError, match="schedule=constant"):
+        run_smoke("schedule=cosine", "num_steps=10", name="cosine")
+
+
+@pytest.mark.parametrize("optimizer", ["torch.optim.SGD", "torch.optim.NAdam"])
+def test_any_torch_optimizer_resumes_exactly(run_smoke, optimizer):
+    chosen = (f"optimizer._target_={optimizer}", "~optimizer.betas", "~optimizer.eps")
+    whole = run_smoke(*chosen, name="whole")
+    with pytest.raises(Stopped):
+        run_smoke(*chosen, name="stopped", stop=StopAfter(3))
+    assert adapter_bytes(run_smoke(*chosen, name="stopped"), 8) == adapter_bytes(whole, 8)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(run_smoke):
+    folder = run_smoke()
+    (folder / "checkpoints" / "step_00000008" / "optimizer.safetensors").write_bytes(b"")
+    before = metrics_of(folder)
+    with pytest.raises(CheckpointIncomplete, match="None of the 1 checkpoints"):
+        run_smoke()
+    assert metrics_of(folder) == before
 
 
 def test_a_longer_run_goes_on_from_the_shorter_one(run_smoke):

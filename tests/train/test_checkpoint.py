@@ -117,7 +117,7 @@ def test_a_kill_in_the_middle_leaves_a_folder_that_is_ignored_and_replaced(edito
 def test_prune_keeps_the_newest_and_the_best(editor, tmp_path):
     store = store_of(editor, tmp_path)
     paths = [store.save(snapshot_of(editor, step)) for step in (1, 2, 3, 4)]
-    store.prune(keep=2, protected=paths[0])
+    store.prune(keep=2, protected={1})
     assert step_folders(tmp_path) == [paths[0], paths[2], paths[3]]
 
 

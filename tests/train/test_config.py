@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from physedit.train.compose import compose_config
 from physedit.train.config import CONF_FOLDER, ConfigError, options
-from physedit.train.validation import batches_per_step
+from physedit.train.rules import batches_per_step
 
 NEEDED = ("run_name=x", "num_steps=4", "global_batch=4", "micro_batch=2")
 
@@ -57,6 +57,23 @@ REFUSED = [
     (["experiment=demo", "run_name=a/b"], ["run_name"]),
     (["experiment=demo", "eval.scenes.cadence.steps=[5000]"], ["eval.scenes.cadence.steps", "5000"]),
     (["experiment=demo", "ema_decay=1.5"], ["ema_decay"]),
+    (["experiment=demo", "eval.scenes.cadence.steps=300"], ["cadence.steps", "300"]),
+    (["experiment=demo", "eval.scenes.cadence.steps=[abc]"], ["cadence.steps[0]", "abc"]),
+    (["experiment=demo", "eval.scenes.cadence.every=-3"], ["cadence.every"]),
+    (["experiment=demo", "+eval.scenez.limit=5"], ["eval.scenez", "Did you mean scenes?"]),
+    (["experiment=demo", "adapter.preset=atention"], ["adapter.preset=atention", "Did you mean attention?"]),
+    (["experiment=demo", "backbone.dtype=float16"], ["backbone.dtype=float16", "bfloat16"]),
+    (["experiment=demo", "max_grad_norm=0"], ["max_grad_norm=0"]),
+    (["experiment=demo", "schedule.warmup_steps=-5"], ["schedule.warmup_steps=-5"]),
+    (["experiment=demo", "checkpoint.keep=0"], ["checkpoint.keep=0"]),
+    (["experiment=demo", "num_workers=-1"], ["num_workers=-1"]),
+    (["experiment=demo", "scenes.num_train=0"], ["scenes.num_train=0"]),
+    (["experiment=demo", "best_metric=scene/acc"], ["best_metric=scene/acc", "scenes"]),
+    (["experiment=demo", "optimizer=null"], ["optimizer"]),
+    (["experiment=demo", "~seed"], ["seed"]),
+    (["experiment=demo", "optimizer.betas=0.9"], ["optimizer.betas"]),
+    (["experiment=demo", "tracker._target_=physedit.train.tracker"], ["no class tracker"]),
+    (["experiment=demo", "tracker._target_=physedit.train.checkpoint.save_file"], ["no class save_file"]),
     (["experiment=demo", "optimizer._target_=os.system"], ["os.system", "allowed"]),
     (["experiment=demo", "optimizer._target_=torch.optim.Adamw"], ["Adamw"]),
 ]

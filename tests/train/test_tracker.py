@@ -15,7 +15,7 @@ def test_rewind_drops_what_a_resumed_run_writes_again(tmp_path):
     for step in (1, 2, 3):
         file.append(step, {"train/loss": step / 10})
     file.append(2, {"scenes/physics_acc": 0.5})
-    file.rewind(2)
+    file.rewind(2, ["scenes"])
     kept = list(read_json_lines(tmp_path / "metrics.jsonl"))
     assert kept == [{"step": 1, "train/loss": 0.1}, {"step": 2, "train/loss": 0.2}]
 
@@ -23,12 +23,12 @@ def test_rewind_drops_what_a_resumed_run_writes_again(tmp_path):
 def test_a_line_cut_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra')
-    MetricsFile(path).rewind(5)
+    MetricsFile(path).rewind(5, [])
     assert path.read_text() == '{"step": 1, "train/loss": 0.5}\n'
 
 
 def test_rewinding_before_the_first_line_makes_an_empty_file(tmp_path):
-    MetricsFile(tmp_path / "metrics.jsonl").rewind(0)
+    MetricsFile(tmp_path / "metrics.jsonl").rewind(0, [])
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 

@@ -1,0 +1,56 @@
+"""What is checked before a process joins, a model loads or a file is written: cheap things first."""
+
+import os
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from physedit.data_loaders.sample import EditDataset, PromptLevel
+from physedit.train.assemble import build_checked, build_hooks, check_backbone, scenes_are_missing
+from physedit.train.config import ConfigError
+from physedit.train.optim import build_optimizer
+from physedit.train.run_folder import check_run_folder, run_folder_of
+
+
+def check(config: DictConfig) -> None:
+    """Verifies components, run folder, weights, data and benchmarks without a model; writes nothing to the run.
+
+    Data and benchmarks of an embedded world that is yet to be written are checked after it is written.
+
+    Raises:
+        ValueError: one paragraph with key or path, what was found and the remedy.
+    """
+    for name in ("objective", "schedule", "tracker"):
+        build_checked(name, config[name])
+    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    _check_writable(run_folder_of(config))
+    check_run_folder(config)
+    check_backbone(config)
+    hooks = build_hooks(config)
+    if not scenes_are_missing(config):
+        for hook in hooks:
+            hook.check()
+        check_levels(config, build_checked("data", config.data))
+
+
+def check_levels(config: DictConfig, dataset: EditDataset) -> None:
+    """Verifies that the data has every prompt level the run asks for.
+
+    Raises:
+        ConfigError: naming the levels that are lacking and those the data has.
+    """
+    asked = [PromptLevel(str(name)) for name, weight in config.levels.items() if weight > 0]
+    lacking = [level for level in asked if level not in dataset.levels]
+    if lacking:
+        has = ", ".join(sorted(dataset.levels))
+        raise ConfigError(f"levels asks for {', '.join(lacking)} prompts, but the data has only: {has}.")
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuses a run folder whose nearest existing parent cannot be written."""
+    parent = folder.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"The run folder {folder} cannot be made: {parent} is no folder that can be written.")

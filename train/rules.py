@@ -1,0 +1,93 @@
+"""Which values, alone and together, make no run."""
+
+from omegaconf import DictConfig, OmegaConf
+
+from physedit.models.backbone import LORA_PRESET_NAMES
+from physedit.train.config import ConfigError, suggestion
+
+AT_LEAST = {
+    "num_steps": 1, "global_batch": 1, "micro_batch": 1, "log_every": 1, "num_workers": 0, "num_threads": 1,
+    "adapter.rank": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "scenes.num_train": 1, "scenes.num_benchmark": 1,
+    "schedule.warmup_steps": 0,
+}  # fmt: skip
+ABOVE_ZERO = ("max_grad_norm", "adapter.alpha")
+ONE_OF = {"resume": ("auto", "never"), "device": ("auto", "cpu", "cuda")}
+
+
+def check_rules(config: DictConfig) -> None:
+    """Checks ranges and cross-field rules of a composed run.
+
+    Raises:
+        ConfigError: naming key and value, and what is allowed.
+    """
+    for key, least in AT_LEAST.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and value < least:
+            raise ConfigError(f"{key}={value} must be at least {least}.")
+    for key in ABOVE_ZERO:
+        value = OmegaConf.select(config, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}={value} must be above 0, or null.")
+    for key, known in ONE_OF.items():
+        if config[key] not in known:
+            raise ConfigError(
+                f"{key}={config[key]} is not known. Use {' or '.join(f'{key}={each}' for each in known)}."
+            )
+    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
+        raise ConfigError(f"ema_decay={config.ema_decay} must lie between 0 and 1, or be null for none.")
+    weights = [float(value) for value in config.levels.values()]
+    if min(weights) < 0 or sum(weights) <= 0:
+        raise ConfigError(f"levels={dict(config.levels)} must be non-negative with a positive sum.")
+    if "/" in config.run_name or config.run_name in ("", ".", ".."):
+        raise ConfigError(f"run_name={config.run_name!r} must be a plain folder name without '/'.")
+    batches_per_step(config, 1)
+    _check_adapter(config)
+    _check_evaluations(config)
+
+
+def batches_per_step(config: DictConfig, num_processes: int) -> int:
+    """Returns the accumulation steps that make up the global batch.
+
+    Raises:
+        ConfigError: the global batch is not a multiple of micro_batch times the processes.
+    """
+    at_once = int(config.micro_batch) * num_processes
+    if int(config.global_batch) % at_once:
+        raise ConfigError(
+            f"global_batch={config.global_batch} does not divide by micro_batch={config.micro_batch} times "
+            f"{num_processes} process(es) = {at_once}. Set global_batch to a multiple of {at_once}, "
+            f"or change micro_batch."
+        )
+    return int(config.global_batch) // at_once
+
+
+def _check_adapter(config: DictConfig) -> None:
+    preset, targets = config.adapter.preset, config.adapter.targets
+    if (preset is None) == (targets is None):
+        raise ConfigError(
+            "adapter.preset and adapter.targets name the same thing: set exactly one of them and null the other."
+        )
+    if preset is not None and preset not in LORA_PRESET_NAMES:
+        raise ConfigError(
+            f"adapter.preset={preset} is not known.{suggestion(preset, LORA_PRESET_NAMES)} "
+            f"Presets: {', '.join(LORA_PRESET_NAMES)}."
+        )
+
+
+def _check_evaluations(config: DictConfig) -> None:
+    for name in map(str, config.eval):
+        key = f"eval.{name}.cadence"
+        for step in OmegaConf.select(config, f"{key}.steps") or ():
+            if not 1 <= step <= config.num_steps:
+                raise ConfigError(
+                    f"{key}.steps asks for step {step}, but the run has steps 1 to num_steps={config.num_steps}. "
+                    f"Remove it, raise num_steps, or use {key}.at_start for the base."
+                )
+        if (OmegaConf.select(config, f"{key}.every") or 0) < 0:
+            raise ConfigError(f"{key}.every must be at least 0; 0 means never.")
+    names = {str(config.eval[name].get("name", name)) for name in config.eval}
+    if config.best_metric is not None and config.best_metric.split("/")[0] not in names:
+        raise ConfigError(
+            f"best_metric={config.best_metric} belongs to no evaluation of this run. "
+            f"Evaluations: {', '.join(sorted(names)) or 'none'}. Choose one with eval=NAME, or set best_metric=null."
+        )
