@@ -68,7 +68,7 @@ def run_demo(root: Path, overrides: list[str]) -> float:
 
 
 def stop_demo(root: Path, overrides: list[str], step: int) -> list[str]:
-    """Starts the demo and sends SIGTERM once metrics.jsonl shows ``step``; returns what went otherwise than promised."""
+    """Starts the demo and sends SIGTERM once metrics.jsonl shows ``step``; returns what broke a promise."""
     process = subprocess.Popen(command(root, overrides))
     metrics = root / "demo" / "metrics.jsonl"
     while process.poll() is None and newest_step(metrics) < step:

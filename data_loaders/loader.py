@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from physedit.data_loaders.order import level_at, sample_index
-from physedit.data_loaders.sample import EditBatch, EditDataset, EditSample, PromptLevel, collate
+from physedit.data_loaders.sample import DatasetRowError, EditBatch, EditDataset, EditSample, PromptLevel, collate
+from physedit.data_loaders.workers import end_with_parent_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,26 @@ class TrainingBatches:
         self._num_workers = num_workers
 
     def __iter__(self) -> Iterator[PositionedBatch]:
-        return iter(
-            DataLoader(
-                self._plan,
-                batch_sampler=_PositionSampler(self._share, self._start, self._stop),
-                num_workers=self._num_workers,
-                collate_fn=_positioned,
-                # One of its own: the loader draws a seed for its workers, by default from the global generator.
-                generator=torch.Generator().manual_seed(0),
-            )
+        loader = DataLoader(
+            self._plan,
+            batch_sampler=_PositionSampler(self._share, self._start, self._stop),
+            num_workers=self._num_workers,
+            collate_fn=_positioned,
+            worker_init_fn=end_with_parent_alone() if self._num_workers else None,
+            # One of its own: the loader draws a seed for its workers, by default from the global generator.
+            generator=torch.Generator().manual_seed(0),
         )
+        for batch in loader:
+            if isinstance(batch, DatasetRowError):
+                raise batch
+            yield batch
 
 
-class _Plan(Dataset[tuple[int, EditSample]]):
+# An error travels as a value: one that a worker raises reaches the parent wrapped in the text of its traceback.
+_Item = tuple[int, EditSample | DatasetRowError]
+
+
+class _Plan(Dataset[_Item]):
     """Maps a global position to its sample: all that a worker needs to know."""
 
     def __init__(self, dataset: EditDataset, seed: int, level_weights: dict[PromptLevel, float]) -> None:
@@ -126,9 +134,12 @@ class _Plan(Dataset[tuple[int, EditSample]]):
         row = sample_index(position, len(self._dataset), self._seed)
         return row, level_at(position, self._level_weights, self._seed)
 
-    def __getitem__(self, position: int) -> tuple[int, EditSample]:
+    def __getitem__(self, position: int) -> _Item:
         row, level = self.sample_plan(position)
-        return position, self._dataset.sample(row, level)
+        try:
+            return position, self._dataset.sample(row, level)
+        except DatasetRowError as error:
+            return position, error
 
 
 class _PositionSampler(Sampler[list[int]]):
@@ -141,8 +152,16 @@ class _PositionSampler(Sampler[list[int]]):
         return (list(positions) for positions in self._share.positions(self._start, self._stop))
 
 
-def _positioned(items: list[tuple[int, EditSample]]) -> PositionedBatch:
-    return PositionedBatch(tuple(position for position, _ in items), collate([sample for _, sample in items]))
+def _positioned(items: list[_Item]) -> PositionedBatch | DatasetRowError:
+    samples: list[EditSample] = []
+    for _, sample in items:
+        if isinstance(sample, DatasetRowError):
+            return sample
+        samples.append(sample)
+    try:
+        return PositionedBatch(tuple(position for position, _ in items), collate(samples))
+    except DatasetRowError as error:
+        return error
 
 
 def _check_levels(dataset: EditDataset, level_weights: Mapping[PromptLevel, float]) -> None:

@@ -1,4 +1,12 @@
 import itertools
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,10 +113,83 @@ def test_reading_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Unequal(Counted):
+    """Pictures of two sizes."""
+
+    def sample(self, index: int, level: PromptLevel) -> EditSample:
+        sample = super().sample(index, level)
+        side = 2 + index % 2
+        picture = torch.zeros((3, side, side), dtype=torch.uint8)
+        return replace(sample, source=picture, target=picture)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_broken_row_stops_the_run_with_its_name(num_workers: int) -> None:
-    with pytest.raises(DatasetRowError, match="row 3 is broken"):
-        list(batches(Counted(broken=3), Share(3), stop_position=9, num_workers=num_workers))
+@pytest.mark.parametrize(
+    ("dataset", "message"), [(Counted(broken=3), "row 3 is broken"), (Unequal(), "A batch needs pictures of one size")]
+)
+def test_broken_row_stops_the_run_with_its_name_and_nothing_else(
+    dataset: Counted, message: str, num_workers: int
+) -> None:
+    with pytest.raises(DatasetRowError, match=message) as error:
+        list(batches(dataset, Share(3), stop_position=9, num_workers=num_workers))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_worker_goes_on_when_the_process_group_is_told_to_stop(number: signal.Signals) -> None:
+    others = set(multiprocessing.active_children())
+    stream = iter(batches(Counted(), Share(1), stop_position=30, num_workers=1))
+    first = next(stream)
+    (worker,) = set(multiprocessing.active_children()) - others
+    assert worker.pid is not None
+    for _ in range(3):
+        os.kill(worker.pid, number)
+    assert [b.positions for b in (first, *stream)] == [(i,) for i in range(30)]
+
+
+START_READING = """
+import os, sys
+sys.path[:0] = {path!r}
+from multiprocessing import active_children
+from tests.data_loaders.test_loader import Counted, Share, batches
+
+stream = iter(batches(Counted(), Share(1), num_workers=1))
+next(stream)
+os.write(1, f"{{active_children()[0].pid}} ".encode())
+"""
+
+
+@pytest.fixture
+def start_reading() -> str:
+    """A program that reads a batch, says its worker's number, and holds the stream until it ends."""
+    return START_READING.format(path=[str(Path(__file__).parents[2])])
+
+
+def test_program_ends_although_its_stream_is_still_open(start_reading: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", start_reading], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert is_gone(int(done.stdout))
+
+
+def test_worker_of_a_killed_program_ends(start_reading: str) -> None:
+    program = [sys.executable, "-c", start_reading + "os.kill(os.getpid(), 9)"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=25, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert is_gone(int(done.stdout), within_s=60)
+
+
+def is_gone(process: int, within_s: int = 0) -> bool:
+    """True if the process ends within the time."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], within_s)[0])
+    finally:
+        os.close(descriptor)
 
 
 def test_level_that_the_data_lacks_is_refused() -> None:
