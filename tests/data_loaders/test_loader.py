@@ -167,7 +167,7 @@ def start_reading() -> str:
 
 def test_program_ends_although_its_stream_is_still_open(start_reading: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", start_reading], capture_output=True, text=True, timeout=25, check=False
+        [sys.executable, "-c", start_reading], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert is_gone(int(done.stdout))
@@ -175,7 +175,7 @@ def test_program_ends_although_its_stream_is_still_open(start_reading: str) -> N
 
 def test_worker_of_a_killed_program_ends(start_reading: str) -> None:
     program = [sys.executable, "-c", start_reading + "os.kill(os.getpid(), 9)"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=25, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
     assert is_gone(int(done.stdout), within_s=60)
 
