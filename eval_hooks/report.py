@@ -69,18 +69,20 @@ def show_value(key: str, value: float | None) -> str:
     """Returns a metric's value as text: accuracies in percent, PSNR in dB."""
     if value is None:
         return _ABSENT
-    if "acc" in key:
+    words = _words_of_metric(key)
+    if "acc" in words:
         return f"{100 * value:.1f} %"
-    return f"{value:.2f} dB" if key.endswith("psnr") else f"{value:.4f}"
+    return f"{value:.2f} dB" if "psnr" in words else f"{value:.4f}"
 
 
 def show_change(key: str, value: float | None) -> str:
     """Returns a difference as text with its sign: accuracies in percentage points, PSNR in dB."""
     if value is None:
         return _ABSENT
-    if "acc" in key:
+    words = _words_of_metric(key)
+    if "acc" in words:
         return f"{100 * value:+.1f}"
-    return f"{value:+.2f}" if key.endswith("psnr") else f"{value:+.4f}"
+    return f"{value:+.2f}" if "psnr" in words else f"{value:+.4f}"
 
 
 def show_interval(key: str, change: MetricChange) -> str:
@@ -89,6 +91,11 @@ def show_interval(key: str, change: MetricChange) -> str:
         return _ABSENT
     low, high = (show_change(key, bound) for bound in change.ci95)
     return f"{low} … {high}"
+
+
+def _words_of_metric(key: str) -> list[str]:
+    """Returns the words of a key's second part: the first is the hook's name, what follows is a law or a group."""
+    return key.partition("/")[2].partition("/")[0].split("_")
 
 
 def write_html_report(

@@ -126,6 +126,15 @@ def test_values_are_shown_with_their_unit() -> None:
     assert show_interval("picabench/acc", change) == "-1.0 … +26.0"
 
 
+def test_the_unit_belongs_to_the_metric_whatever_the_hook_and_the_law_are_called() -> None:
+    assert show_value("accidents/psnr", 23.456) == "23.46 dB"
+    assert show_change("accidents/psnr/acc", 1.25) == "+1.25"
+    assert show_value("accidents/loss", 0.25) == "0.2500"
+    assert show_value("accidents/accuracy_loss", 0.25) == "0.2500"
+    assert show_value("psnr/physics_acc/psnr", 0.25) == "25.0 %"
+    assert show_change("psnr/acc_item", 0.25) == "+25.0"
+
+
 def test_no_reports_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no report"):
         write_html_report(tmp_path, [], title="empty")
