@@ -147,7 +147,10 @@ class EvalHook(Protocol):
         ...
 
     def finished_reports(self, run_folder: Path, last_step: int) -> Sequence[EvalReport]:
-        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written."""
+        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written.
+
+        Those made with other settings than the hook's present ones are left out: they measure something else.
+        """
         ...
 
     def run(self, context: EvalContext) -> EvalReport:

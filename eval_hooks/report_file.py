@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from physedit.eval_hooks.files import write_json
@@ -10,12 +11,25 @@ from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
 _REPORT, _TIMING = "report.json", "timing.json"
 
 
-def save_report(report: EvalReport, *, key: str, evidence: Mapping[str, object]) -> None:
+@dataclass(frozen=True, slots=True)
+class ReportKeys:
+    """What a report belongs to; one of other keys is not taken for it.
+
+    Attributes:
+        key: hash of everything that decides the report.
+        settings_key: hash of the part that can be told without a model: benchmark, edit settings, judge, measures.
+    """
+
+    key: str
+    settings_key: str
+
+
+def save_report(report: EvalReport, *, keys: ReportKeys, evidence: Mapping[str, object]) -> None:
     """Writes the report to its folder.
 
     Args:
         report: what was found.
-        key: hash of everything that decides the report; one of another key is not taken for it.
+        keys: what it belongs to.
         evidence: what else belongs beside the numbers: judge, settings, verdict counts.
     """
     write_json(report.folder / _TIMING, {"seconds": report.seconds})
@@ -24,7 +38,7 @@ def save_report(report: EvalReport, *, key: str, evidence: Mapping[str, object])
         {
             "hook": report.hook,
             "step": report.step,
-            "key": key,
+            **asdict(keys),
             "metrics": {name: change_record(change) for name, change in report.metrics.items()},
             "flips": {name: {"gained": f.gained, "lost": f.lost} for name, f in report.flips.items()},
             "notes": list(report.notes),
@@ -56,13 +70,11 @@ def load_report(folder: Path) -> EvalReport:
     )
 
 
-def report_key(folder: Path) -> str | None:
-    """Returns the key of the folder's report, or None without one."""
+def report_keys(folder: Path) -> ReportKeys | None:
+    """Returns what the folder's report belongs to, or None without a report that says so."""
     path = folder / _REPORT
-    if not path.exists():
-        return None
-    key: str = json.loads(path.read_text(encoding="utf-8"))["key"]
-    return key
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return ReportKeys(record["key"], record["settings_key"]) if {"key", "settings_key"} <= record.keys() else None
 
 
 def change_record(change: MetricChange) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The items of PICABench, read from parquet files of its published schema."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,17 +81,24 @@ def load_benchmark(path: str | Path) -> tuple[BenchmarkItem, ...]:
     return _load(Path(path), (*_REQUIRED, "edit_area"))
 
 
-def check_benchmark(path: str | Path, level: PromptLevel) -> int:
+def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str], str | None]) -> int:
     """Returns the number of items, having verified everything but the pictures.
 
+    Args:
+        path: as for ``load_benchmark``.
+        level: every item must have an instruction of this level.
+        kind_of: the measures' way to tell what a question is about; it must know every question.
+
     Raises:
-        DatasetLayoutError: as ``load_benchmark``.
+        DatasetLayoutError: as ``load_benchmark``, or a question that ``kind_of`` refuses.
         DatasetRowError: as ``load_benchmark``, or an item has no instruction of ``level``.
     """
     without_pictures = tuple(name for name in (*_REQUIRED, "edit_area") if name != "input_image")
     items = _load(Path(path), without_pictures)
     for item in items:
         item.instruction(level)
+        for question in item.questions:
+            _refuse_unknown(question, item.origin, kind_of)
     return len(items)
 
 
@@ -123,6 +130,16 @@ def spread(items: Sequence[BenchmarkItem], limit: int | None) -> tuple[Benchmark
     if limit is None or limit >= len(items):
         return tuple(items)
     return tuple(items[position * len(items) // limit] for position in range(limit))
+
+
+def _refuse_unknown(question: Question, origin: Origin, kind_of: Callable[[str], str | None]) -> None:
+    try:
+        kind_of(question.text)
+    except ValueError as error:
+        raise DatasetLayoutError(
+            f"{origin} asks {question.text!r}, which the measures of this evaluation do not know: {error}. Choose "
+            "measures made for this benchmark; measures: null stands for PICABench's own, which take any question."
+        ) from error
 
 
 def _load(path: Path, columns: tuple[str, ...]) -> tuple[BenchmarkItem, ...]:

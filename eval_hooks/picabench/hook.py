@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,9 @@ from pathlib import Path
 import torch
 
 from physedit.data_loaders.sample import PromptLevel
-from physedit.eval_hooks.compare import PairedRecords, pair_records
 from physedit.eval_hooks.files import digest_of
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport
 from physedit.eval_hooks.judges.judge import Judge
-from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.base_shelf import BaseShelf
 from physedit.eval_hooks.picabench.benchmark import (
     BenchmarkItem,
@@ -24,12 +22,13 @@ from physedit.eval_hooks.picabench.benchmark import (
     load_benchmark,
     spread,
 )
+from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.generate import EditSettings, EditTask, edit_benchmark
-from physedit.eval_hooks.picabench.judging import JudgeSettings, count_verdicts, judge_folder
-from physedit.eval_hooks.picabench.measure import count_resized, measure_folder, read_records
-from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures, changes_of, scores_of
+from physedit.eval_hooks.picabench.judging import JudgeSettings, judge_folder
+from physedit.eval_hooks.picabench.measure import measure_folder
+from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
 from physedit.eval_hooks.ranks import Ranks
-from physedit.eval_hooks.report_file import load_report, report_key, save_report
+from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class _Side:
 
     folder: Path
     key: str
-    described: dict[str, object]
+    described: Mapping[str, object]
 
 
 class PicaBenchHook:
@@ -116,16 +115,23 @@ class PicaBenchHook:
         """Verifies the benchmark's files without decoding a picture or asking the judge.
 
         Raises:
-            DatasetLayoutError: the benchmark is not there or not in PICABench's schema.
+            DatasetLayoutError: the benchmark is not there, not in PICABench's schema, or asks what the measures do not
+                know.
             DatasetRowError: a row has no instruction of the level, or questions that cannot be understood.
         """
-        num_items = check_benchmark(self._benchmark, self._edit_settings.level)
+        num_items = check_benchmark(self._benchmark, self._edit_settings.level, self._measures.kind_of)
         log.info("%s: %d items in %s, judge %s", self._name, num_items, self._benchmark, self._judge.judge_id)
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
-        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written."""
-        folders = sorted((run_folder / "eval" / self._name).glob("*"))
-        reports = [load_report(folder) for folder in folders if report_key(folder) is not None]
+        """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written.
+
+        Reports about another benchmark, or made with other edit settings, judge or measures, are left out.
+        """
+        keys_of = {folder: report_keys(folder) for folder in sorted((run_folder / "eval" / self._name).glob("*"))}
+        kept = [folder for folder, keys in keys_of.items() if keys and keys.settings_key == self._settings_key]
+        if others := sum(keys is not None for keys in keys_of.values()) - len(kept):
+            log.info("%s: %d earlier reports were made with other settings and are left out", self._name, others)
+        reports = [load_report(folder) for folder in kept]
         return tuple(report for report in reports if report.step <= last_step)
 
     def run(self, context: EvalContext) -> EvalReport:
@@ -143,26 +149,25 @@ class PicaBenchHook:
         self._evaluate_base(context, base)
         tuned = base if context.step == 0 else self._side(context, f"step_{context.step:08d}")
         ranks = Ranks(context.rank, context.world_size, context.barrier)
-        report_id = digest_of(
-            {
-                "base": base.key,
-                "tuned": tuned.key,
-                "judge": self._judge.judge_id,
-                "measures": self._measures.measures_id,
-            }
-        )
+        keys = self._report_keys(base, tuned)
         if context.step > 0 and not context.adapter_id:
             ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
         is_finished: list[bool] = []
-        ranks.together(tuned.folder, lambda: is_finished.append(report_key(tuned.folder) == report_id))
+        ranks.together(tuned.folder, lambda: is_finished.append(report_keys(tuned.folder) == keys))
         if is_finished[0]:
             return load_report(tuned.folder)
         if context.step > 0:
             self._evaluate(context, tuned, twin=base.folder)
-        ranks.first_alone(
-            tuned.folder,
-            lambda: self._write_report(context, base, tuned, report_id, time.monotonic() - started),
+        comparison = Comparison(
+            hook=self._name,
+            step=context.step,
+            base=base.folder,
+            tuned=tuned.folder,
+            judge=self._judge,
+            measures=self._measures,
+            is_part=self._limit is not None,
         )
+        ranks.first_alone(tuned.folder, lambda: write_report(comparison, keys, time.monotonic() - started))
         return load_report(tuned.folder)
 
     @cached_property
@@ -173,12 +178,13 @@ class PicaBenchHook:
     def _benchmark_digest(self) -> str:
         return benchmark_digest(self._benchmark)
 
-    def _side(self, context: EvalContext, folder_name: str) -> _Side:
+    @cached_property
+    def _settings(self) -> Mapping[str, object]:
+        """What decides the pictures and is known without a model."""
         settings = self._edit_settings
-        described: dict[str, object] = {
+        return {
             "protocol": _PROTOCOL,
             "hook": self._name,
-            "backbone": context.backbone.fingerprint,
             "benchmark": self._benchmark_digest,
             "limit": self._limit,
             "level": settings.level.value,
@@ -187,6 +193,17 @@ class PicaBenchHook:
             "guidance": settings.guidance,
             "batch_size": settings.batch_size,
             "resolution": settings.resolution,
+        }
+
+    @cached_property
+    def _settings_key(self) -> str:
+        asked = {"judge": self._judge.judge_id, "measures": self._measures.measures_id}
+        return digest_of({**self._settings, **asked})
+
+    def _side(self, context: EvalContext, folder_name: str) -> _Side:
+        described: dict[str, object] = {
+            **self._settings,
+            "backbone": context.backbone.fingerprint,
             "torch": torch.__version__,
             "device": _device_name(context.device),
         }
@@ -194,6 +211,15 @@ class PicaBenchHook:
             described |= {"step": context.step, "adapter": context.adapter_id}
         folder = context.run_folder / "eval" / self._name / folder_name
         return _Side(folder=folder, key=digest_of(described), described=described)
+
+    def _report_keys(self, base: _Side, tuned: _Side) -> ReportKeys:
+        decided_by = {
+            "base": base.key,
+            "tuned": tuned.key,
+            "judge": self._judge.judge_id,
+            "measures": self._measures.measures_id,
+        }
+        return ReportKeys(key=digest_of(decided_by), settings_key=self._settings_key)
 
     def _evaluate_base(self, context: EvalContext, base: _Side) -> None:
         if base.folder in self._evaluated_bases:
@@ -228,50 +254,6 @@ class PicaBenchHook:
             progress=lambda done, total, label: context.progress(done, total, f"{self._name}: {label}"),
         )
         measure_folder(side.folder, ranks)
-
-    def _write_report(self, context: EvalContext, base: _Side, tuned: _Side, report_id: str, seconds: float) -> None:
-        own = read_records(tuned.folder)
-        paired = pair_records(read_records(base.folder), own)
-        changes, flips = changes_of(self._measures, self._name, paired)
-        report = EvalReport(
-            hook=self._name,
-            step=context.step,
-            metrics=changes,
-            folder=tuned.folder,
-            notes=self._notes(own, paired, base.folder, tuned.folder),
-            seconds=seconds,
-            flips=flips,
-        )
-        scores = scores_of(self._measures, self._name, own)
-        evidence = {
-            "judge": {"id": self._judge.judge_id, "note": self._judge.note},
-            "settings": tuned.described,
-            "scores": {
-                key: {"value": s.value, "standard_error": s.standard_error, "n": s.n} for key, s in scores.items()
-            },
-            "verdicts": {"base": count_verdicts(base.folder), "tuned": count_verdicts(tuned.folder)},
-            "left_out_of_pairs": paired.left_out,
-        }
-        save_report(report, key=report_id, evidence=evidence)
-
-    def _notes(self, records: Sequence[ItemRecord], paired: PairedRecords, base: Path, tuned: Path) -> tuple[str, ...]:
-        notes = [f"Judge: {self._judge.note}", *self._measures.notes(records)]
-        open_questions = {
-            side: sum(n for kind, n in count_verdicts(folder).items() if kind not in ("yes", "no"))
-            for side, folder in (("base", base), ("tuned", tuned))
-        }
-        if any(open_questions.values()):
-            notes.append(
-                f"Questions without yes or no: {open_questions['base']} of the base, {open_questions['tuned']} of the "
-                "checkpoint. They count neither as right nor as wrong."
-            )
-        if paired.left_out:
-            notes.append(f"{paired.left_out} results exist on one side only and are left out of the comparison.")
-        if self._limit is not None:
-            notes.append(f"Only {len(records)} items, spread over the benchmark.")
-        if resized := count_resized(tuned):
-            notes.append(f"{resized} edited pictures had another size than their input and were scaled for the PSNR.")
-        return tuple(notes)
 
 
 def _device_name(device: torch.device) -> str:

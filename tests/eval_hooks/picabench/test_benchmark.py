@@ -8,6 +8,7 @@ from tests.support.stand_ins import png, write_benchmark
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
 from physedit.eval_hooks.picabench.annotations import WHOLE_PICTURE, parse_edit_area, parse_questions
 from physedit.eval_hooks.picabench.benchmark import benchmark_digest, check_benchmark, load_benchmark, spread
+from physedit.eval_hooks.picabench.judging import no_kind
 
 ORIGIN = Origin("bench.parquet", 3)
 BOX = {"x": 1.0, "y": 2.0, "width": 3.0, "height": 4.0}
@@ -92,9 +93,9 @@ def test_check_names_a_row_without_instruction_of_the_level(tmp_path: Path) -> N
     table = parquet.read_table(file)
     column = table.schema.get_field_index("explicit_prompt")
     parquet.write_table(table.set_column(column, "explicit_prompt", pa.array(["a", " ", "c"])), file)
-    assert check_benchmark(folder, PromptLevel.SUPERFICIAL) == 3
+    assert check_benchmark(folder, PromptLevel.SUPERFICIAL, no_kind) == 3
     with pytest.raises(DatasetRowError, match="row 1 has no explicit instruction"):
-        check_benchmark(folder, PromptLevel.EXPLICIT)
+        check_benchmark(folder, PromptLevel.EXPLICIT, no_kind)
 
 
 def test_a_limit_spreads_over_the_rows(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, read_items
+from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, read_items, write_benchmark
 
 from physedit.data_loaders.images import read_rgb
 from physedit.data_loaders.sample import DatasetLayoutError
@@ -15,6 +15,8 @@ from physedit.eval_hooks.hook import EvalReport, Flips
 from physedit.eval_hooks.judges.judge import VerdictKind
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.picabench.judging import TooManyUnanswered
+from physedit.eval_hooks.picabench.measures import PicaBenchMeasures
+from physedit.eval_hooks.picabench.scene_measures import SceneMeasures
 from physedit.eval_hooks.ranks import FailedElsewhere
 
 Make = Callable[..., PicaBenchHook]
@@ -259,6 +261,50 @@ def test_a_limit_is_stated(make_hook: Make, tmp_path: Path) -> None:
     report = make_hook(limit=3).run(context_for(PaintingEditor(), tmp_path / "run", step=400))
     assert report.metrics["picabench/acc"].n == 3
     assert "Only 3 items, spread over the benchmark." in report.notes
+
+
+@dataclass(frozen=True)
+class OtherMeasures(PicaBenchMeasures):
+    measures_id: str = "other"
+
+
+OTHER_SETTINGS: dict[str, object] = {
+    "judge": RedJudge(judge_id="another"),
+    "measures": OtherMeasures(),
+    "level": "explicit",
+    "seed": 1,
+    "num_steps": 2,
+    "guidance": 1.0,
+    "batch_size": 1,
+    "resolution": 32,
+    "limit": 3,
+}
+
+
+def test_reports_of_an_earlier_start_are_found_up_to_a_step(make_hook: Make, tmp_path: Path) -> None:
+    reports = [make_hook().run(context_for(PaintingEditor(), tmp_path / "run", step=step)) for step in (0, 200, 400)]
+    hook = make_hook(judge_workers=2, max_unanswered_share=0.5)
+    assert hook.finished_reports(tmp_path / "run", 400) == tuple(reports)
+    assert hook.finished_reports(tmp_path / "run", 399) == tuple(reports[:2])
+    assert hook.finished_reports(tmp_path / "other", 400) == ()
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_reports_made_with_other_settings_are_left_out(make_hook: Make, tmp_path: Path, name: str) -> None:
+    make_hook().run(context_for(PaintingEditor(), tmp_path / "run", step=400))
+    other = make_hook(**{name: OTHER_SETTINGS[name]})
+    assert other.finished_reports(tmp_path / "run", 400) == ()
+
+
+def test_reports_about_another_benchmark_are_left_out(make_hook: Make, tmp_path: Path) -> None:
+    make_hook().run(context_for(PaintingEditor(), tmp_path / "run", step=400))
+    write_benchmark(tmp_path / "bench", 6)
+    assert make_hook().finished_reports(tmp_path / "run", 400) == ()
+
+
+def test_check_refuses_questions_that_the_measures_do_not_know(make_hook: Make) -> None:
+    with pytest.raises(DatasetLayoutError, match=r"row 0.*'Is there red in the box\?'.*measures: null"):
+        make_hook(measures=SceneMeasures()).check()
 
 
 def test_check_refuses_a_missing_benchmark(make_hook: Make, tmp_path: Path) -> None:
