@@ -62,10 +62,10 @@ class Judge(Protocol):
             question: text and region.
 
         Raises:
-            JudgeUnavailable: the judge cannot be reached at all.
+            JudgeUnavailable: the judge cannot be reached at all. Trouble with one question is a verdict, not an error.
         """
         ...
 
 
 class JudgeUnavailable(RuntimeError):
-    """The judge cannot be reached; no question can be answered."""
+    """The judge cannot be reached; no question can be answered. It ends the evaluation, which can be continued."""

@@ -81,7 +81,9 @@ def judge_folder(
     Raises:
         OutputsMismatch: pictures are missing or unknown to the manifest.
         TooManyUnanswered: more than the allowed share has no yes or no; the lines are on disk.
-        Exception: whatever makes the judge give up; answers given until then are kept.
+        JudgeUnavailable: the judge cannot be reached, now or any more. Answers given until then are kept, and the next
+            call asks only for the rest.
+        FailedElsewhere: another rank failed, perhaps for that reason.
     """
     ranks, settings = ranks or Ranks(), settings or JudgeSettings()
     sources = [folder, *earlier]

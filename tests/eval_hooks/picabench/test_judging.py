@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, read_items
+from torch import Tensor
 
+from physedit.eval_hooks.judges.judge import JudgeQuestion, JudgeUnavailable, Verdict
 from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.picabench.judging import JudgeSettings, count_verdicts, judge_folder
@@ -57,19 +59,34 @@ def test_many_workers_give_the_same_lines(folder: Path) -> None:
     assert (folder / "items.jsonl").read_bytes() == before
 
 
-def test_answers_given_before_the_judge_gave_up_are_not_asked_again(folder: Path) -> None:
-    class LeavingJudge(RedJudge):
-        def answer(self, image, question):  # type: ignore[no-untyped-def]
-            if len(self.asked) == 6:
-                raise ConnectionError("the judge has left")
-            return super().answer(image, question)
+class LeavingJudge(RedJudge):
+    """Cannot be reached any more after six answers."""
 
-    with pytest.raises(ConnectionError):
+    def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
+        if len(self.asked) == 6:
+            raise JudgeUnavailable("the judge has left")
+        return super().answer(image, question)
+
+
+def test_answers_given_before_the_judge_left_are_not_asked_again(folder: Path) -> None:
+    with pytest.raises(JudgeUnavailable, match="the judge has left"):
         judge_folder(folder, LeavingJudge(judge_id="fresh"))
     judge = RedJudge(judge_id="fresh")
     judge_folder(folder, judge)
     assert len(judge.asked) == 14 - 6
     assert {line["judge_id"] for line in read_items(folder)} == {"fresh"}
+
+
+def test_an_evaluation_whose_judge_left_is_continued_without_editing_anew(
+    make_hook: Callable[..., PicaBenchHook], tmp_path: Path
+) -> None:
+    with pytest.raises(JudgeUnavailable):
+        make_hook(LeavingJudge()).run(context_for(PaintingEditor(), tmp_path / "new/run", step=400))
+    editor, judge = PaintingEditor(), RedJudge()
+    report = make_hook(judge).run(context_for(editor, tmp_path / "new/run", step=400))
+    assert report.metrics["picabench/acc"].n == 7
+    assert sum(editor.calls) == 7  # the adapter's: those of the base are there
+    assert len(judge.asked) == 28 - 6
 
 
 def test_a_folder_of_another_tool_is_judged(folder: Path) -> None:
