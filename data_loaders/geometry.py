@@ -8,19 +8,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# Width and height in pixels, all near 1024x1024 in area.
-_NARROW_KONTEXT_SIZES = (
-    (672, 1568),
-    (688, 1504),
-    (720, 1456),
-    (752, 1392),
-    (800, 1328),
-    (832, 1248),
-    (880, 1184),
-    (944, 1104),
-)
-_KONTEXT_SIZES = (*_NARROW_KONTEXT_SIZES, (1024, 1024), *((h, w) for w, h in _NARROW_KONTEXT_SIZES))
-
 
 def resize_cover_and_crop(source: Tensor, target: Tensor, *, height_px: int, width_px: int) -> tuple[Tensor, Tensor]:
     """Scales both pictures until they cover the size and cuts the centre, by the same relative map.
@@ -69,13 +56,3 @@ def _same_aspect(source: Tensor, target: Tensor) -> bool:
 def _size(picture: Tensor) -> str:
     height, width = picture.shape[-2:]
     return f"{width}x{height}"
-
-
-def nearest_kontext_size(height: int, width: int) -> tuple[int, int]:
-    """Returns height and width of FLUX.1-Kontext's training size with the nearest width/height.
-
-    Source: PREFERRED_KONTEXT_RESOLUTIONS and its use in FluxKontextPipeline, diffusers.
-    """
-    aspect = width / height
-    _, best_width, best_height = min((abs(aspect - w / h), w, h) for w, h in _KONTEXT_SIZES)
-    return best_height, best_width

@@ -34,16 +34,6 @@ class Conditioning:
     change: Tensor
     time_shift: float
 
-    def to(self, device: torch.device) -> "Conditioning":
-        """Returns a copy whose tensors lie on ``device``."""
-        return Conditioning(
-            target=self.target.to(device),
-            source=self.source.to(device),
-            text={name: value.to(device) for name, value in self.text.items()},
-            change=self.change.to(device),
-            time_shift=self.time_shift,
-        )
-
 
 class Backbone(Protocol):
     """An instruction-driven image editor whose denoiser can be fine-tuned.

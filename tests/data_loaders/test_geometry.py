@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from physedit.data_loaders.geometry import cover_and_crop, nearest_kontext_size, resize_cover_and_crop
+from physedit.data_loaders.geometry import cover_and_crop, resize_cover_and_crop
 
 SIZES = [(64, 64), (48, 96), (96, 48), (33, 50), (128, 64), (57, 61), (200, 100), (40, 300)]
 
@@ -50,12 +50,3 @@ def test_target_at_twice_the_size_lands_on_the_same_points() -> None:
 def test_pictures_of_unlike_aspect_are_refused() -> None:
     with pytest.raises(ValueError, match=r"100x60.*100x80"):
         resize_cover_and_crop(coordinates(60, 100), coordinates(80, 100), height_px=32, width_px=32)
-
-
-def test_kontext_size_is_the_pipelines_choice() -> None:
-    from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
-
-    for height, width in [(h, w) for h in range(200, 2400, 130) for w in range(200, 2400, 110)]:
-        aspect = width / height
-        _, best_width, best_height = min((abs(aspect - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
-        assert nearest_kontext_size(height, width) == (best_height, best_width)
