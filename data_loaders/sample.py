@@ -99,6 +99,10 @@ class DatasetRowError(ValueError):
     """One row of a data set cannot be used."""
 
 
+class PictureSizeError(ValueError):
+    """The pictures have a size that the editor does not take."""
+
+
 def collate(samples: Sequence[EditSample]) -> EditBatch:
     """Stacks edit pairs of equal size.
 

@@ -79,7 +79,7 @@ class Backbone(Protocol):
         """Encodes pictures and instructions as the stock pipeline would; no gradient.
 
         Raises:
-            ValueError: a picture size that is no multiple of ``pixel_multiple``.
+            PictureSizeError: the size is no multiple of ``pixel_multiple``.
         """
         ...
 

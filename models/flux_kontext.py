@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from physedit.data_loaders.sample import EditBatch
+from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models.adapter_file import read_flux_adapter, write_flux_adapter
 from physedit.models.backbone import Conditioning
 from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log, time_shift
@@ -123,7 +123,7 @@ class FluxKontext:
         """Encodes each picture and each instruction alone, so that none depends on the rest of the batch.
 
         Raises:
-            ValueError: a picture size that is no multiple of ``pixel_multiple``, or above ``max_area_px``.
+            PictureSizeError: the size is no multiple of ``pixel_multiple``, or above ``max_area_px``.
         """
         self._refuse_size(batch.source)
         self._refuse_size(batch.target)
@@ -189,7 +189,7 @@ class FluxKontext:
             generators: one CPU generator a picture.
 
         Raises:
-            ValueError: a picture size that is no multiple of ``pixel_multiple``, or above ``max_area_px``.
+            PictureSizeError: the size is no multiple of ``pixel_multiple``, or above ``max_area_px``.
         """
         self._refuse_size(source)
         height, width = source.shape[-2:]
@@ -238,12 +238,12 @@ class FluxKontext:
     def _refuse_size(self, pictures: Tensor) -> None:
         height, width = pictures.shape[-2:]
         if height % self.pixel_multiple or width % self.pixel_multiple:
-            raise ValueError(
+            raise PictureSizeError(
                 f"The pictures are {width}x{height}, but FLUX.1-Kontext needs both sides to be multiples of "
                 f"{self.pixel_multiple} pixels. Set data.resolution."
             )
         if self._max_area_px is not None and height * width > self._max_area_px:
-            raise ValueError(
+            raise PictureSizeError(
                 f"The pictures are {width}x{height}, above backbone.max_area_px={self._max_area_px}. Set "
                 "data.resolution, or raise the limit."
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import physedit.conf
 import physedit.models
-from physedit.data_loaders.sample import EditBatch
+from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models.backbone import Backbone, Conditioning
 from physedit.models.lora import adapter_state, add_adapter, load_state, without_adapter
 from physedit.train.build import build
@@ -151,9 +151,9 @@ def test_pictures_that_are_equal_have_no_change(case: Case) -> None:
 
 def test_wrong_size_is_refused_by_encode_and_edit_alike(case: Case) -> None:
     odd = replace(case.batch, source=case.batch.source[..., :-1], target=case.batch.target[..., :-1])
-    with pytest.raises(ValueError, match=f"multiples of {case.backbone.pixel_multiple}"):
+    with pytest.raises(PictureSizeError, match=f"multiples of {case.backbone.pixel_multiple}"):
         case.backbone.encode(odd)
-    with pytest.raises(ValueError, match=f"multiples of {case.backbone.pixel_multiple}"):
+    with pytest.raises(PictureSizeError, match=f"multiples of {case.backbone.pixel_multiple}"):
         edit(case, odd, [0, 1])
 
 

@@ -11,7 +11,7 @@ from diffusers import FluxKontextPipeline
 from PIL import Image
 from torch import Tensor, nn
 
-from physedit.data_loaders.sample import EditBatch
+from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models import flux_kontext
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.flux_pipeline import load_pipeline
@@ -308,7 +308,7 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
 
 def test_picture_above_the_area_limit_is_refused() -> None:
     backbone = build(max_area_px=HEIGHT * WIDTH - 1)
-    with pytest.raises(ValueError, match=r"above backbone\.max_area_px=3071"):
+    with pytest.raises(PictureSizeError, match=r"above backbone\.max_area_px=3071"):
         backbone.encode(EditBatch(("a",), picture()[None], picture()[None], (PROMPT,)))
 
 
