@@ -2,14 +2,27 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 _PREFIX = "transformer."
+_METADATA = "lora_adapter_metadata"
+"""Where diffusers keeps peft's settings, as JSON; each name begins with the component's prefix."""
+_OTHER_SCALES = ("rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFormat:
+    """What an adapter's file says beside its matrices: their rank, and alpha, by which they count alpha / rank."""
+
+    rank: int
+    alpha: float
 
 
 def write_flux_adapter(state: Mapping[str, Tensor], folder: Path, *, rank: int, alpha: float) -> None:
@@ -45,9 +58,7 @@ def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: no such file, or a name without that prefix.
     """
-    file = folder / ADAPTER_FILE
-    if not file.is_file():
-        raise ValueError(f"No adapter at {file}. Give the folder that holds {ADAPTER_FILE}.")
+    file = _adapter_file(folder)
     stored = load_file(file)
     foreign = [name for name in stored if not name.startswith(_PREFIX)]
     if foreign:
@@ -55,15 +66,45 @@ def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
 
 
+def read_adapter_format(folder: Path) -> AdapterFormat | None:
+    """Reads rank and alpha of the adapter in ``folder``, or None if its file does not tell them.
+
+    Raises:
+        ValueError: no such file, or an adapter that one alpha and one rank do not describe.
+    """
+    file = _adapter_file(folder)
+    with safe_open(file, "pt") as content:
+        metadata = content.metadata() or {}
+    described = json.loads(metadata.get(_METADATA, "{}"))
+    settings = {name.removeprefix(_PREFIX): value for name, value in described.items() if name.startswith(_PREFIX)}
+    if others := [name for name in _OTHER_SCALES if settings.get(name)]:
+        raise ValueError(
+            f"{file} has {', '.join(others)}: its layers are not all scaled by one alpha / rank. Only adapters with "
+            "one rank and one alpha can be used."
+        )
+    if not {"r", "lora_alpha"} <= settings.keys():
+        return None
+    return AdapterFormat(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+
+
+def _adapter_file(folder: Path) -> Path:
+    file = folder / ADAPTER_FILE
+    if not file.is_file():
+        raise ValueError(f"No adapter at {file}. Give the folder that holds {ADAPTER_FILE}.")
+    return file
+
+
 def _sort_header(file: Path) -> None:
     """Puts the header's keys in order: the writer leaves metadata in random order, and equal runs make equal files.
 
-    Source: the safetensors format, an 8-byte little-endian header size, the JSON header, then the tensors.
+    Only the header is rewritten, in its place: the tensors of a large adapter take gigabytes.
+
+    Source: the safetensors format, an 8-byte little-endian header size, the JSON header padded with blanks, tensors.
     """
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    sorted_header = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -len(sorted_header) % 8
-    new_size = (len(sorted_header) + padding).to_bytes(8, "little")
-    file.write_bytes(new_size + sorted_header + b" " * padding + content[8 + size :])
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        in_order = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(in_order) <= size  # no JSON of the same values is shorter
+        stream.seek(8)
+        stream.write(in_order.ljust(size))

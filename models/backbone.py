@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
+from physedit.models.adapter_file import AdapterFormat
 
 LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
 """The presets every backbone offers."""
@@ -109,4 +110,12 @@ class Backbone(Protocol):
 
     def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
         """Reads what ``save_adapter`` wrote, under the same names and float32."""
+        ...
+
+    def adapter_format(self, folder: str) -> AdapterFormat | None:
+        """Reads rank and alpha of what ``save_adapter`` wrote; None for a file of others that does not tell them.
+
+        Raises:
+            ValueError: no such file, or an adapter that one rank and one alpha do not describe.
+        """
         ...

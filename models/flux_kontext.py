@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
-from physedit.models.adapter_file import read_flux_adapter, write_flux_adapter
+from physedit.models.adapter_file import AdapterFormat, read_adapter_format, read_flux_adapter, write_flux_adapter
 from physedit.models.backbone import Conditioning
 from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log, time_shift
 from physedit.models.latents import changed_share, pack, token_positions, unpack
@@ -226,6 +226,14 @@ class FluxKontext:
             ValueError: no such file, or matrices of something other than a FLUX transformer.
         """
         return read_flux_adapter(Path(folder))
+
+    def adapter_format(self, folder: str) -> AdapterFormat | None:
+        """Reads rank and alpha of the adapter in ``folder``; None if its file does not tell them.
+
+        Raises:
+            ValueError: no such file, or an adapter that one rank and one alpha do not describe.
+        """
+        return read_adapter_format(Path(folder))
 
     def _name_of_weights(self) -> str:
         if self._initial_hash is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 import physedit.conf
 import physedit.models
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone, Conditioning
 from physedit.models.lora import adapter_state, add_adapter, load_state, without_adapter
 from physedit.train.build import build
@@ -265,11 +266,14 @@ def test_adapter_file_brings_back_every_bit(case: Case, tmp_path: Path) -> None:
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     assert all(value.dtype == torch.float32 for value in loaded.values())
+    assert case.backbone.adapter_format(str(tmp_path)) == AdapterFormat(rank=4, alpha=8.0)
 
 
 def test_missing_adapter_is_named(case: Case, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No adapter at"):
         case.backbone.load_adapter(str(tmp_path))
+    with pytest.raises(ValueError, match="No adapter at"):
+        case.backbone.adapter_format(str(tmp_path))
 
 
 def test_fingerprint_names_the_base_alone(case: Case) -> None:

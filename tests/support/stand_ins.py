@@ -14,12 +14,14 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from pyarrow import parquet
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.judges.judge import JudgeQuestion, Verdict, VerdictKind
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Conditioning
 
 IS_RED = "Is there red in the box?"
@@ -94,11 +96,17 @@ class PaintingEditor:
 
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, *, rank: int, alpha: float) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        save_file(dict(state), Path(folder) / "adapter.safetensors")
+        metadata = {"rank": str(rank), "alpha": str(alpha)}
+        save_file(dict(state), Path(folder) / "adapter.safetensors", metadata=metadata)
 
     def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
         loaded: Mapping[str, Tensor] = load_file(Path(folder) / "adapter.safetensors")
         return loaded
+
+    def adapter_format(self, folder: str) -> AdapterFormat | None:
+        with safe_open(Path(folder) / "adapter.safetensors", "pt") as content:
+            metadata = content.metadata()
+        return AdapterFormat(int(metadata["rank"]), float(metadata["alpha"]))
 
 
 @dataclass
