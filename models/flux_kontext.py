@@ -7,10 +7,9 @@ D width.
 """
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -20,17 +19,13 @@ from torch import Tensor, nn
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models.adapter_file import AdapterFormat, read_adapter_format, read_flux_adapter, write_flux_adapter
 from physedit.models.backbone import Conditioning
-from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, quiet_pipeline_log, time_shift
+from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, time_shift
+from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, token_positions, unpack
 from physedit.models.lora import unwrapped
-from physedit.models.memo import TensorMemo
 from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
 
-logger = logging.getLogger(__name__)
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_TEXT_MEMO_BYTES = 2**26
-"""About 10,000 instructions of the toy, and 15 of the released model, whose text states take 4 MiB each."""
 _TIMESTEP_DIVISOR = 1000
 """What the pipeline divides the scheduler's timesteps by, whatever their number."""
 
@@ -75,8 +70,7 @@ class FluxKontext:
         if gradient_checkpointing:
             self._pipeline.transformer.enable_gradient_checkpointing()
         self._denoiser: nn.Module = self._pipeline.transformer
-        self._has_warned_of_cut_text = False
-        self._text_memo = TensorMemo(_TEXT_MEMO_BYTES)
+        self._text = FluxTextStates(self._pipeline, max_text_tokens)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -116,7 +110,7 @@ class FluxKontext:
     def to(self, device: torch.device) -> None:
         """Moves transformer, VAE and text encoders to ``device``."""
         self._pipeline.to(device)
-        self._text_memo.clear()
+        self._text.forget()
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -129,7 +123,7 @@ class FluxKontext:
         self._refuse_size(batch.target)
         target = self._latents(batch.target)
         height, width = target.shape[-2:]
-        prompts, pooled = self._text_states(batch.instructions)
+        prompts, pooled = self._text.states_of(batch.instructions)
         return Conditioning(
             target=target.float(),
             source=self._latents(batch.source).float(),
@@ -193,7 +187,7 @@ class FluxKontext:
         """
         self._refuse_size(source)
         height, width = source.shape[-2:]
-        prompts, pooled = self._text_states(instructions)
+        prompts, pooled = self._text.states_of(instructions)
         with self._editing_with(unwrapped(denoiser)):
             pictures: Tensor = self._pipeline(
                 image=_unit_range(source),
@@ -264,29 +258,6 @@ class FluxKontext:
         modes = [vae.encode(pixels[i : i + 1]).latent_dist.mode() for i in range(len(pixels))]
         latents: Tensor = (torch.cat(modes) - vae.config.shift_factor) * vae.config.scaling_factor
         return latents
-
-    def _text_states(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns T5 states ``[B, T, D]`` and pooled CLIP states ``[B, D']``, in the base's dtype."""
-        states = [self._text_memo.get(text, partial(self._encode_text, text)) for text in instructions]
-        return torch.cat([prompt for prompt, _ in states]), torch.cat([pooled for _, pooled in states])
-
-    def _encode_text(self, text: str) -> tuple[Tensor, Tensor]:
-        if not self._has_warned_of_cut_text:
-            self._warn_if_cut(text)
-        with quiet_pipeline_log():
-            prompt, pooled, _ = self._pipeline.encode_prompt(prompt=[text], max_sequence_length=self._max_text_tokens)
-        return prompt, pooled
-
-    def _warn_if_cut(self, text: str) -> None:
-        num_tokens = len(self._pipeline.tokenizer_2(text).input_ids)
-        if num_tokens > self._max_text_tokens:
-            self._has_warned_of_cut_text = True
-            logger.warning(
-                "An instruction has %d T5 tokens and is cut to backbone.max_text_tokens=%d (said once): %s",
-                num_tokens,
-                self._max_text_tokens,
-                text,
-            )
 
     def _timestep(self, sigma: Tensor) -> Tensor:
         """Returns the transformer's time in 0..1 by the pipeline's order: scale, cast, then divide.

@@ -1,9 +1,7 @@
 """Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
 
-import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,18 +81,6 @@ def time_shift(pipeline: "FluxKontextPipeline", num_tokens: int) -> float:
             config.get("max_shift", 1.15),
         )
     )
-
-
-@contextmanager
-def quiet_pipeline_log() -> Iterator[None]:
-    """Keeps the pipeline from warning of each instruction longer than CLIP's 77 tokens: that is harmless."""
-    pipeline_log = logging.getLogger("diffusers.pipelines.flux.pipeline_flux_kontext")
-    level = pipeline_log.level
-    pipeline_log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        pipeline_log.setLevel(level)
 
 
 def _random_tiny_pipeline(dtype: torch.dtype) -> "FluxKontextPipeline":
