@@ -3,7 +3,8 @@
 import bisect
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -37,9 +38,10 @@ class ParquetRows:
         features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
         self._files = tuple(files)
         self._ends = list(itertools.accumulate(parquet.read_metadata(file).num_rows for file in files))
-        self._rows = Dataset.from_parquet(
-            [str(file) for file in files], columns=list(features), features=Features(features)
-        )
+        with _without_bars():
+            self._rows = Dataset.from_parquet(
+                [str(file) for file in files], columns=list(features), features=Features(features)
+            )
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -58,6 +60,21 @@ class ParquetRows:
         """Returns the file of row ``index`` and its number in that file."""
         file = bisect.bisect_right(self._ends, index)
         return Origin(str(self._files[file]), index - (self._ends[file - 1] if file else 0))
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keeps the bar of the conversion out of logs."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def parquet_columns(file: Path) -> Mapping[str, str]:

@@ -1,7 +1,8 @@
 """Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,12 +98,34 @@ def _read_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipel
     from diffusers import FluxKontextPipeline
 
     try:
-        return FluxKontextPipeline.from_pretrained(str(weights), dtype=dtype)
+        with _without_loading_bars():
+            return FluxKontextPipeline.from_pretrained(str(weights), dtype=dtype)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {error}. A gated "
             "model needs its licence accepted on the hub and `hf auth login`; a local folder must be complete."
         ) from error
+
+
+@contextmanager
+def _without_loading_bars() -> Iterator[None]:
+    """Keeps the bars of reading weights, which take seconds, out of logs; a download from the hub keeps its own."""
+    from diffusers.utils import logging as diffusers_log
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as transformers_log
+
+    shown = [log for log in (diffusers_log, transformers_log) if log.is_progress_bar_enabled()]
+    # The switch of transformers throws that of the hub too.
+    set_hub_back = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
+    for log in shown:
+        log.disable_progress_bar()
+    set_hub_back()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()
+        set_hub_back()
 
 
 def _modules(pipeline: "FluxKontextPipeline") -> tuple[nn.Module, ...]:

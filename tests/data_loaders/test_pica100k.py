@@ -25,6 +25,20 @@ def test_rows_of_all_shards_come_in_order_with_ids_of_their_file(write_pica) -> 
     assert (samples[4].law, samples[4].operation, samples[4].origin.row) == ("Reflection", "add", 1)
 
 
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_opening_draws_no_bar_and_leaves_the_switch_as_it_was(write_pica, capfd, is_shown: bool) -> None:
+    import datasets
+
+    path = write_pica()
+    (datasets.enable_progress_bars if is_shown else datasets.disable_progress_bars)()
+    try:
+        Pica100k(path=str(path))
+        assert "Generating" not in capfd.readouterr().err
+        assert datasets.are_progress_bars_disabled() != is_shown
+    finally:
+        datasets.enable_progress_bars()
+
+
 def test_each_level_reads_its_own_column(write_pica) -> None:
     data = Pica100k(path=str(write_pica()))
     assert data.levels == frozenset(PromptLevel)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,6 +311,29 @@ def test_picture_above_the_area_limit_is_refused() -> None:
     backbone = build(max_area_px=HEIGHT * WIDTH - 1)
     with pytest.raises(PictureSizeError, match=r"above backbone\.max_area_px=3071"):
         backbone.encode(EditBatch(("a",), picture()[None], picture()[None], (PROMPT,)))
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_loading_draws_no_bar_and_leaves_the_switches_as_they_were(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_shown: bool
+) -> None:
+    from diffusers.utils import logging as diffusers_log
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils import logging as transformers_log
+
+    load_pipeline("random_tiny", torch.float32).save_pretrained(tmp_path)
+    for log in (diffusers_log, transformers_log):
+        (log.enable_progress_bar if is_shown else log.disable_progress_bar)()
+    capfd.readouterr()
+    try:
+        load_pipeline(tmp_path, torch.float32)
+        assert "Loading" not in capfd.readouterr().err
+        assert diffusers_log.is_progress_bar_enabled() == is_shown
+        assert transformers_log.is_progress_bar_enabled() == is_shown
+        assert are_progress_bars_disabled() != is_shown
+    finally:
+        for log in (diffusers_log, transformers_log):
+            log.enable_progress_bar()
 
 
 def test_importing_the_module_does_not_import_diffusers() -> None:
