@@ -1,0 +1,84 @@
+"""The verbs beside train, as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from tests.support.runs import smoke_overrides
+from typer.testing import CliRunner
+
+from physedit.train.cli import app
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
+
+EVALUATED = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=12")
+
+
+def run(*arguments: str):
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_train_prints_the_table_and_the_paths(world: Path, tmp_path: Path):
+    result = run("train", *smoke_overrides(world, tmp_path, "run", EVALUATED))
+    assert result.exit_code == 0
+    assert "Causality" in result.stdout
+    assert "Semantic accuracy" in result.stdout
+    assert "not PICAEval" in " ".join(result.stdout.split())
+    for name in ("summary.json", "report.html", "metrics.jsonl", "checkpoints/step_00000008/adapter"):
+        assert str(tmp_path / "run" / name) in result.stdout
+        assert (tmp_path / "run" / name).exists()
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "http://" not in html
+    assert "https://" not in html, "the report must need nothing else"
+
+
+def test_dry_run_checks_and_starts_nothing(world: Path, tmp_path: Path):
+    assert run("train", "--dry-run", *smoke_overrides(world, tmp_path, "run", EVALUATED)).exit_code == 0
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="levels asks for"):
+        run("train", "--dry-run", *smoke_overrides(world, tmp_path, "run", pairs_without_levels(tmp_path, world)))
+
+
+def pairs_without_levels(tmp_path: Path, world: Path) -> tuple[str, ...]:
+    return (
+        "data=pairs",
+        f"data.path={world}/train",
+        "data.source=src_img",
+        "data.target=tgt_img",
+        "data.instruction=superficial_prompt",
+        "data.resolution=null",
+        "levels.explicit=1.0",
+    )
+
+
+def test_eval_repeats_the_numbers_of_the_run(run_smoke, tmp_path: Path):
+    folder = run_smoke(*EVALUATED)
+    checkpoint = folder / "checkpoints" / "step_00000008"
+    assert run("eval", str(checkpoint)).exit_code == 0
+    again = json.loads((folder / "evaluations" / "step_00000008" / "summary.json").read_text())
+    first = json.loads((folder / "summary.json").read_text())
+    assert again["newest"] == first["newest"]
+    bare = (checkpoint / "adapter").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="--out"):
+        run("eval", str(bare), "experiment=smoke", *EVALUATED)
+    with pytest.raises(ConfigError, match="holds no adapter"):
+        run("eval", str(checkpoint))
+
+
+def test_scenes_write_keeps_the_same_world_and_refuses_another(tmp_path: Path):
+    folder = str(tmp_path / "scenes")
+    size = ("--num-train", "6", "--num-benchmark", "6")
+    assert "written to" in run("scenes", "write", folder, *size).stdout
+    assert "already in" in run("scenes", "write", folder, *size).stdout
+    with pytest.raises(ConfigError, match="world"):
+        run("scenes", "write", folder, *size, "--seed", "3")
+
+
+def test_config_show_prints_what_train_composes():
+    printed = OmegaConf.create(run("config", "show", "experiment=demo", "seed=3").stdout)
+    assert printed == OmegaConf.create(OmegaConf.to_container(compose_config(["experiment=demo", "seed=3"])))
+    assert json.loads(run("config", "show", "--json", "experiment=demo").stdout)["run_name"] == "demo"
