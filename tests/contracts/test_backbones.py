@@ -20,7 +20,7 @@ from physedit.train.build import build
 
 TOY_FOLDER = Path(physedit.models.__file__).parent / "toy" / "flux_kontext"
 PRESETS = {"attention", "attention_mlp", "image_stream", "all_linear"}
-# Sums over a batch may be ordered otherwise than over one item; latents and velocities are of order 1.
+# Sums over a batch may be ordered otherwise than over one item. Relative to the velocity; ten times the most seen.
 BATCH_TOLERANCE = 1e-5
 
 
@@ -170,7 +170,7 @@ def test_velocity_of_two_equals_the_velocities_of_each(case: Case) -> None:
     both = predict(case, case.backbone.encode(case.batch), case.noise, [0.9, 0.2])
     for i, sigma in enumerate([0.9, 0.2]):
         alone = predict(case, case.backbone.encode(part(case.batch, i)), case.noise[i : i + 1], [sigma])
-        assert (alone[0] - both[i]).abs().max() < BATCH_TOLERANCE
+        assert (alone[0] - both[i]).norm() / both[i].norm() < BATCH_TOLERANCE
 
 
 def test_identical_samples_with_identical_noise_get_identical_velocities(case: Case) -> None:
