@@ -11,10 +11,10 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from omegaconf import DictConfig
 
 from physedit.eval_hooks.hook import EvalHook
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
-from physedit.models.lora import add_adapter
+from physedit.models.lora import add_adapter, preset_targets
 from physedit.train.build import build, resolve_target
-from physedit.train.checkpoint import AdapterFormat
 from physedit.train.config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,10 @@ def add_lora(backbone: Backbone, config: DictConfig) -> AdapterFormat:
         ConfigError: targets that match no layer.
     """
     wanted = config.adapter
-    targets = tuple(wanted.targets) if wanted.preset is None else backbone.lora_presets[str(wanted.preset)]
     alpha = float(wanted.rank if wanted.alpha is None else wanted.alpha)
     try:
+        presets, preset = backbone.lora_presets, wanted.preset
+        targets = tuple(wanted.targets) if preset is None else preset_targets(presets, str(preset))
         report = add_adapter(
             backbone.denoiser, rank=int(wanted.rank), alpha=alpha, targets=targets, seed=int(config.seed)
         )

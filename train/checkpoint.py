@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from physedit.eval_hooks.files import file_digest, write_json, write_text
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.train.state import Progress
 
@@ -50,14 +51,6 @@ class Snapshot:
     adapter: Mapping[str, Tensor]
     live: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFormat:
-    """What the exported file needs beside the tensors: the adapter's rank and alpha."""
-
-    rank: int
-    alpha: float
 
 
 class CheckpointStore:

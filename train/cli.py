@@ -80,6 +80,8 @@ def train(
     """Fine-tunes an adapter, or resumes: physedit train experiment=demo."""
     given = overrides or []
     config = compose_config(given, config_dir=config_dir)
+    from physedit.eval_hooks.judges.judge import JudgeUnavailable
+    from physedit.eval_hooks.ranks import FailedElsewhere
     from physedit.train import preflight, sft
     from physedit.train.console import print_results
     from physedit.train.loop import NonFiniteLoss, Stopped
@@ -97,7 +99,7 @@ def train(
         except Stopped as stopped:
             logging.getLogger(__name__).warning("%s Run the same command again to go on.", stopped)
             raise SystemExit(stop.exit_code) from None
-        except NonFiniteLoss as error:
+        except (NonFiniteLoss, JudgeUnavailable, FailedElsewhere) as error:
             fail(str(error), 1)
     if _is_rank_0():
         print_results(Path(str(config.output_root)) / str(config.run_name), reports)

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalReport, weights_digest
 from physedit.eval_hooks.report import write_html_report
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, load_state, without_adapter
 from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
@@ -72,8 +73,9 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     for hook in hooks:
         hook.check()
     backbone: Backbone = build_checked("backbone", config.backbone)
-    add_lora(backbone, config)
+    wanted = add_lora(backbone, config)
     try:
+        _check_format(backbone.adapter_format(str(folder)), wanted)
         load_state(backbone.denoiser, backbone.load_adapter(str(folder)))
     except ValueError as error:
         raise ConfigError(f"{folder}: {error}") from error
@@ -97,3 +99,11 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
         write_json(out / "summary.json", summarize(str(config.run_name), reports, config.best_metric))
         write_html_report(out, reports, title=f"{config.run_name}, {folder.parent.name}")
     return reports
+
+
+def _check_format(found: AdapterFormat | None, wanted: AdapterFormat) -> None:
+    if found is not None and found != wanted:
+        raise ValueError(
+            f"the file holds an adapter of rank {found.rank} and alpha {found.alpha:g}, but the config asks for rank "
+            f"{wanted.rank} and alpha {wanted.alpha:g}. Set adapter.rank={found.rank} adapter.alpha={found.alpha:g}."
+        )

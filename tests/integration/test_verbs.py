@@ -62,6 +62,8 @@ def test_eval_repeats_the_numbers_of_the_run(run_smoke, tmp_path: Path):
     again = json.loads((folder / "evaluations" / "step_00000008" / "summary.json").read_text())
     first = json.loads((folder / "summary.json").read_text())
     assert again["newest"] == first["newest"]
+    with pytest.raises(ConfigError, match=r"adapter\.rank=4"):
+        run("eval", str(checkpoint), "adapter.rank=8")
     bare = (checkpoint / "adapter").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="--out"):
         run("eval", str(bare), "experiment=smoke", *EVALUATED)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from physedit.models.adapter_file import AdapterFormat
 from physedit.models.lora import adapter_state
 from physedit.train import checkpoint as checkpoint_module
 from physedit.train.checkpoint import (
-    AdapterFormat,
     CheckpointIncomplete,
     CheckpointStore,
     Snapshot,

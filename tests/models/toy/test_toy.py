@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxKontextPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxKontextPipeline
 from torch import nn
 
 import physedit.models.toy as toy
@@ -213,11 +213,18 @@ def test_words_merge_by_frequency_then_alphabet() -> None:
 
 
 @pytest.mark.slow
-def test_the_build_command_makes_a_loadable_folder(tmp_path: Path) -> None:
-    build(tmp_path / "toy", tmp_path / "work", seed=0, size=BuildSize(12, decoder_steps=2, base_steps=2))
-    pipeline = FluxKontextPipeline.from_pretrained(tmp_path / "toy")
-    assert isinstance(pipeline.transformer, FluxTransformer2DModel)
+def test_the_build_makes_a_working_folder_and_the_same_bytes_again(tmp_path: Path) -> None:
+    size = BuildSize(num_scenes=14, decoder_steps=2, base_steps=2)
+    for name in ("first", "second"):
+        build(tmp_path / name, tmp_path / f"{name}.work", seed=0, size=size)
+    first, second = _bytes_of(tmp_path / "first"), _bytes_of(tmp_path / "second")
+    assert first == second
+    pipeline = FluxKontextPipeline.from_pretrained(tmp_path / "first")
     pipeline.set_progress_bar_config(disable=True)
     edited = _edit(pipeline, np.zeros((1, 64, 64, 3), dtype=np.uint8), ["Remove the red box."])
     assert edited.shape == (1, 64, 64, 3)
     assert np.isfinite(edited).all()
+
+
+def _bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
