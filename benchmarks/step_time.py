@@ -30,9 +30,17 @@ def main() -> int:
         setattr(loop, name, timed(name, getattr(loop, name), seconds))
     with tempfile.TemporaryDirectory() as folder:
         given = [
-            "experiment=demo", "eval=none", "tracker=none", f"num_steps={arguments.steps}", f"output_root={folder}",
-            f"scenes.folder={Path(folder) / 'scenes'}", "scenes.num_train=200", *arguments.overrides,
-        ]  # fmt: skip
+            "experiment=demo",
+            "eval=none",
+            "eval_steps=[]",
+            "best_metric=null",
+            "tracker=none",
+            f"num_steps={arguments.steps}",
+            f"output_root={folder}",
+            f"scenes.folder={Path(folder) / 'scenes'}",
+            "scenes.num_train=200",
+            *arguments.overrides,
+        ]
         config = compose_config(given)
         build = sft.build_checked
 

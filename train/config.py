@@ -77,6 +77,7 @@ class TrainConfig:
     resume: str = "auto"
     """auto: go on from the newest complete checkpoint if there is one. never: refuse an existing run folder."""
     seed: int = 0
+    """Decides the adapter's start, the order of the samples, their prompt levels and their noise."""
     num_steps: int = MISSING
     """Optimizer steps."""
     global_batch: int = MISSING
@@ -98,16 +99,29 @@ class TrainConfig:
     best_metric: str | None = None
     """The metric whose tuned value names the best checkpoint, such as scenes/physics_acc; null: the newest."""
     levels: LevelWeights = field(default_factory=LevelWeights)
+    """How often each prompt level is shown."""
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    """What trains."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When it is saved."""
     scenes: ScenesConfig = field(default_factory=ScenesConfig)
+    """The embedded world, for runs that use it."""
     backbone: Any = MISSING
+    """The editor: an option of conf/backbone."""
     data: Any = MISSING
+    """The edit pairs: an option of conf/data."""
     objective: Any = MISSING
+    """The loss: an option of conf/objective."""
     optimizer: Any = MISSING
+    """An option of conf/optimizer, or any class of torch.optim."""
     schedule: Any = MISSING
+    """The learning rate's course: an option of conf/schedule."""
     tracker: Any = MISSING
+    """A view of the run beside its files: an option of conf/tracker."""
+    eval_steps: list[int] = field(default_factory=list)
+    """Steps at which the hooks evaluate beside the start and the end; a hook's own cadence may say otherwise."""
     eval: dict[str, Any] = field(default_factory=dict)
+    """Evaluation hooks by name: options of conf/eval, several as eval=[a,b]."""
 
 
 def options(group: str) -> list[str]:

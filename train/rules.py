@@ -75,6 +75,12 @@ def _check_adapter(config: DictConfig) -> None:
 
 
 def _check_evaluations(config: DictConfig) -> None:
+    for step in config.eval_steps:
+        if not 1 <= step <= config.num_steps:
+            raise ConfigError(
+                f"eval_steps asks for step {step}, but the run has steps 1 to num_steps={config.num_steps}. "
+                f"Set eval_steps=[] or raise num_steps."
+            )
     for name in map(str, config.eval):
         key = f"eval.{name}.cadence"
         for step in OmegaConf.select(config, f"{key}.steps") or ():

@@ -14,7 +14,7 @@ from physedit.train.config import ConfigError
 from physedit.train.loop import NonFiniteLoss, Stopped
 from physedit.train.signals import StopFlag
 
-WITH_HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval.scenes.cadence.steps=[4]")
+WITH_HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval_steps=[4]")
 
 
 class StopAfter(StopFlag):

@@ -57,6 +57,8 @@ REFUSED = [
     (["experiment=demo", "run_name=a/b"], ["run_name"]),
     (["experiment=demo", "eval.scenes.cadence.steps=[5000]"], ["eval.scenes.cadence.steps", "5000"]),
     (["experiment=demo", "ema_decay=1.5"], ["ema_decay"]),
+    (["experiment=demo", "eval_steps=[5000]"], ["eval_steps", "5000"]),
+    (["experiment=demo", "eval_steps=300"], ["eval_steps", "300"]),
     (["experiment=demo", "eval.scenes.cadence.steps=300"], ["cadence.steps", "300"]),
     (["experiment=demo", "eval.scenes.cadence.steps=[abc]"], ["cadence.steps[0]", "abc"]),
     (["experiment=demo", "eval.scenes.cadence.every=-3"], ["cadence.every"]),
@@ -88,6 +90,10 @@ def test_a_wrong_setting_is_refused_in_one_paragraph(overrides, words):
     assert "+" + overrides[-1] not in message, "advice to add the misspelled key with + would make it worse"
     for word in words:
         assert word in message
+
+
+def test_an_experiment_runs_without_its_evaluation():
+    assert compose_config(["experiment=demo", "eval=none", "best_metric=null"]).eval == {}
 
 
 def test_config_dir_adds_an_option(tmp_path: Path):

@@ -1,0 +1,81 @@
+"""Scores the shipped toy editor without an adapter, by law: the table in models/toy/README.md.
+
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py                                300 scenes, about one minute
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py --scenes 20 --level explicit
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py --weights DIR                  a rebuilt one
+"""
+
+import argparse
+from collections import defaultdict
+
+import torch
+
+from physedit.data_loaders.sample import PromptLevel
+from physedit.data_loaders.scenes.questions import kind_of
+from physedit.data_loaders.scenes.scene import LAWS, Scene, draw_scene
+from physedit.eval_hooks.judges.judge import JudgeQuestion
+from physedit.eval_hooks.judges.pixel_rules import PixelRuleJudge
+from physedit.eval_hooks.metrics.consistency import psnr_outside
+from physedit.eval_hooks.picabench.generate import item_generator
+from physedit.models.flux_kontext import FluxKontext
+
+FIRST_SEED = 3_000_000
+"""Scenes the toy editor was never trained on."""
+
+
+def main() -> None:
+    """Prints a row per law: physics and semantic accuracy in percent, PSNR outside the edit in dB."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenes", type=int, default=50, help="scenes of each law")
+    parser.add_argument("--level", choices=[level.value for level in PromptLevel], default="superficial")
+    parser.add_argument("--weights", default="toy")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    editor = FluxKontext(weights=arguments.weights, dtype="float32", max_text_tokens=24)
+    right: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    psnr: dict[str, list[float]] = defaultdict(list)
+    for law in LAWS:
+        scenes = [draw_scene(law, FIRST_SEED + number) for number in range(arguments.scenes)]
+        for scene, edited in zip(scenes, edit(editor, scenes, arguments.level), strict=True):
+            score(scene, edited, right, psnr)
+    print("| law | physics | semantic | PSNR |\n|---|---|---|---|")
+    for law in (*LAWS, "all"):
+        decibel = f"{sum(psnr[law]) / len(psnr[law]):.1f} dB" if psnr[law] else "-"
+        print(f"| {law} | {percent(right[law, 'physics'])} | {percent(right[law, 'semantic'])} | {decibel} |")
+
+
+def edit(editor: FluxKontext, scenes: list[Scene], level: str) -> torch.Tensor:
+    """Returns the edits ``[B, 3, 64, 64]`` uint8 of scenes by the stock pipeline, 8 steps, guidance 2.5."""
+    return editor.edit(
+        editor.denoiser,
+        torch.stack([torch.from_numpy(scene.source.copy()).permute(2, 0, 1) for scene in scenes]),
+        [getattr(scene, f"{level}_prompt") for scene in scenes],
+        num_steps=8,
+        guidance=2.5,
+        generators=[item_generator(0, scene.law, number) for number, scene in enumerate(scenes)],
+    )
+
+
+def score(
+    scene: Scene, edited: torch.Tensor, right: dict[tuple[str, str], list[bool]], psnr: dict[str, list[float]]
+) -> None:
+    """Adds the answers about one edit and its PSNR to the row of its law and to the last one."""
+    judge = PixelRuleJudge()
+    for law in (scene.law, "all"):
+        for question in scene.questions:
+            verdict = judge.answer(edited, JudgeQuestion(question.text, question.box))
+            right[law, kind_of(question.text)].append(verdict.kind.value == question.answer.lower())
+        if scene.edit_areas:
+            source = torch.from_numpy(scene.source.copy()).permute(2, 0, 1)
+            value = psnr_outside(source, edited, scene.edit_areas)
+            if value is not None:
+                psnr[law].append(value)
+
+
+def percent(answers: list[bool]) -> str:
+    """Returns the share of right answers with their number."""
+    return f"{100 * sum(answers) / len(answers):.1f} % of {len(answers)}"
+
+
+if __name__ == "__main__":
+    main()
