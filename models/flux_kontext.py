@@ -9,7 +9,7 @@ D width.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +23,12 @@ from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipe
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, token_positions, unpack
 from physedit.models.lora import unwrapped
+from physedit.models.memo import TensorMemo
 from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LATENT_MEMO_BYTES = 2**28
+"""Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
 _TIMESTEP_DIVISOR = 1000
 """What the pipeline divides the scheduler's timesteps by, whatever their number."""
 
@@ -71,6 +74,7 @@ class FluxKontext:
             self._pipeline.transformer.enable_gradient_checkpointing()
         self._denoiser: nn.Module = self._pipeline.transformer
         self._text = FluxTextStates(self._pipeline, max_text_tokens)
+        self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -110,7 +114,12 @@ class FluxKontext:
     def to(self, device: torch.device) -> None:
         """Moves transformer, VAE and text encoders to ``device``."""
         self._pipeline.to(device)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
         self._text.forget()
+        self._latent_memo.clear()
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -252,12 +261,15 @@ class FluxKontext:
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
-        vae, (height, width) = self._pipeline.vae, pictures.shape[-2:]
-        pixels = self._pipeline.image_processor.preprocess(_unit_range(pictures), height, width)
-        pixels = pixels.to(vae.device, self._dtype)
-        modes = [vae.encode(pixels[i : i + 1]).latent_dist.mode() for i in range(len(pixels))]
-        latents: Tensor = (torch.cat(modes) - vae.config.shift_factor) * vae.config.scaling_factor
-        return latents
+        kept = [self._latent_memo.get(_digest(picture), partial(self._encode_picture, picture)) for picture in pictures]
+        return torch.cat([latents for (latents,) in kept])
+
+    def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
+        vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
+        pixels = self._pipeline.image_processor.preprocess(_unit_range(picture[None]), height, width)
+        mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()
+        latents: Tensor = (mode - vae.config.shift_factor) * vae.config.scaling_factor
+        return (latents,)
 
     def _timestep(self, sigma: Tensor) -> Tensor:
         """Returns the transformer's time in 0..1 by the pipeline's order: scale, cast, then divide.
@@ -286,3 +298,9 @@ class FluxKontext:
 def _unit_range(pictures: Tensor) -> Tensor:
     """Returns float32 in 0..1, laid out as the pipeline lays out PIL pictures: convolutions round by layout."""
     return (pictures.float() / 255).contiguous(memory_format=torch.channels_last)
+
+
+def _digest(picture: Tensor) -> str:
+    """Returns what tells a uint8 picture ``[3, H, W]`` from every other."""
+    pixels = picture.cpu().contiguous().numpy()
+    return f"{pixels.shape}/{hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()}"
