@@ -114,7 +114,7 @@ def evaluate(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000900."""
+    """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000800."""
     from physedit.train import evaluate as evaluation
 
     folder = evaluation.adapter_folder(checkpoint)

@@ -47,7 +47,7 @@ def adapter_folder(checkpoint: Path) -> Path:
         if (folder / "pytorch_lora_weights.safetensors").is_file():
             return folder
     raise ConfigError(
-        f"{checkpoint} holds no adapter. Give a checkpoint folder such as runs/demo/checkpoints/step_00000900, "
+        f"{checkpoint} holds no adapter. Give a checkpoint folder such as runs/demo/checkpoints/step_00000800, "
         f"or a folder with pytorch_lora_weights.safetensors."
     )
 
