@@ -37,7 +37,7 @@ class PanelItem:
 
     Attributes:
         index, law, instruction: of the item.
-        story: ``"improved"``, ``"still wrong"``, ``"got worse"`` or ``"unchanged"``.
+        story: ``"put right"``, ``"improved"`` (faults are left), ``"still wrong"``, ``"got worse"`` or ``"unchanged"``.
         pictures: uint8 ``[3, H, W]`` by column name; a target only where the benchmark has one.
         asked: the questions in order.
     """
@@ -51,7 +51,7 @@ class PanelItem:
 
 
 def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ...]:
-    """Returns up to ``per_law`` items of every law: the first that improved, the first still wrong, then by order.
+    """Returns up to ``per_law`` items of every law: the first put right, the first with faults left, then by order.
 
     The choice shows what the checkpoint does and does not do; it is no random sample.
 
@@ -74,7 +74,7 @@ def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ..
 def write_sheet(path: Path, report: EvalReport, *, per_law: int = 1, scale: int = 4) -> Path:
     """Writes a PNG with a row per chosen item: source, base, tuned and target, enlarged without smoothing.
 
-    The items are those of ``choose_panel``, so one row per law shows improved items where there are any.
+    The items are those of ``choose_panel``, so one row per law shows an item that was put right where there is one.
 
     Args:
         path: the file to write.
@@ -137,20 +137,22 @@ class _Sheet:
 
 def _story(base: ItemRecord, tuned: ItemRecord) -> str:
     before, after = (sum(answer.correct is True for answer in r.answers) for r in (base, tuned))
+    has_faults = any(answer.correct is False for answer in tuned.answers)
     if after > before:
-        return "improved"
+        return "improved" if has_faults else "put right"
     if after < before:
         return "got worse"
-    return "still wrong" if any(answer.correct is False for answer in tuned.answers) else "unchanged"
+    return "still wrong" if has_faults else "unchanged"
 
 
 def _choose(indices: Sequence[int], stories: dict[int, str], per_law: int) -> list[int]:
-    firsts = [
-        next((index for index in indices if stories[index] == story), None) for story in ("improved", "still wrong")
-    ]
-    chosen = [index for index in firsts if index is not None]
-    others = [index for index in indices if index not in chosen]
-    return sorted((chosen + others)[:per_law])
+    def first(*wanted: str) -> list[int]:
+        return next(([index] for index in indices if stories[index] in wanted), [])
+
+    good = first("put right") or first("improved")
+    faulty = [index for index in first("still wrong", "got worse") or first("improved") if index not in good]
+    others = [index for index in indices if index not in good + faulty]
+    return sorted((good + faulty + others)[:per_law])
 
 
 def _panel_item(

@@ -32,6 +32,9 @@ FORMAT = 1
 """Version of the layout; raised when an older reader would misread it."""
 
 
+FILES = ("adapter/pytorch_lora_weights.safetensors", "optimizer.safetensors", "run_state.json", "config.yaml")
+
+
 class CheckpointIncomplete(ValueError):
     """A checkpoint lacks a file, or a file is not what its manifest says."""
 
@@ -174,18 +177,20 @@ def verify(path: Path) -> None:
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointIncomplete(f"Checkpoint {path} has no readable manifest.json ({error}).") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointIncomplete(
-            f"Checkpoint {path} has layout version {manifest.get('format')}; this release reads {FORMAT}."
-        )
-    for name, expected in manifest["files"].items():
+        version, files = manifest["format"], dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointIncomplete(f"Checkpoint {path} has no readable manifest.json ({error!r}).") from error
+    if version != FORMAT:
+        raise CheckpointIncomplete(f"Checkpoint {path} has layout version {version}; this release reads {FORMAT}.")
+    for name in (*FILES, *files):
         file = path / name
-        if not file.exists():
+        if not file.is_file():
             raise CheckpointIncomplete(f"Checkpoint {path} lacks {name}.")
-        if _describe(file) != expected:
+        if _describe(file) != files.get(name):
             raise CheckpointIncomplete(f"Checkpoint {path}: {name} is not the file that was saved.")
+    state = json.loads((path / "run_state.json").read_text(encoding="utf-8"))
+    if step_name(int(state["progress"]["step"])) != path.name:
+        raise CheckpointIncomplete(f"Checkpoint {path} is of step {state['progress']['step']}: its folder was renamed.")
 
 
 def _describe(path: Path) -> dict[str, int | str]:

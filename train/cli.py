@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from safetensors import SafetensorError
 
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
@@ -61,6 +62,10 @@ def guarded(action: Callable[[], object]) -> None:
         if not _is_for_the_user(error):
             raise
         fail(str(error), EXIT_BAD_INPUT)
+    except OSError as error:
+        fail(f"{error}. Finished checkpoints are untouched: free space or mend the path, and run it again.", 1)
+    except SafetensorError as error:
+        fail(f"A file of tensors could not be read or written: {error}. Finished checkpoints are untouched.", 1)
 
 
 def fail(message: str, exit_code: int) -> NoReturn:

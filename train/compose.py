@@ -55,7 +55,7 @@ def compose_config(
 def _explain(error: HydraException, overrides: Sequence[str], config_name: str) -> str:
     """Turns Hydra's message into one that does not advise to add a misspelled key with '+'."""
     text = str(error)
-    for override in overrides:
+    for override in reversed(overrides):
         key = override.lstrip("+~").split("=", 1)[0].strip()
         group = key.split("@")[0]
         names = [f.name for f in fields(TrainConfig)] + ["experiment"]

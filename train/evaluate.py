@@ -13,6 +13,7 @@ from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, load_state, without_adapter
 from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
+from physedit.train.checkpoint import verify
 from physedit.train.config import ConfigError
 from physedit.train.run_folder import base_cache_of
 from physedit.train.summary import summarize
@@ -67,6 +68,8 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     if not config.eval:
         raise ConfigError("The config has no evaluation. Choose one, for example eval=scenes.")
     folder = adapter_folder(checkpoint)
+    if (folder.parent / "manifest.json").is_file():
+        verify(folder.parent)
     accelerator = start_processes(config)
     write_scenes(config)
     hooks = build_hooks(config)

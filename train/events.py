@@ -169,4 +169,6 @@ class RunEvents:
     def _hook_progress(self, done: int, total: int, label: str) -> None:
         self.bar.hook(done, total, label)
         if self.stop:
-            raise Stopped("Stopped during an evaluation; the checkpoint before it is complete.")
+            raise Stopped(
+                "Stopped during an evaluation; what it has so far is kept, and so is the checkpoint it is of."
+            )

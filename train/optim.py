@@ -39,6 +39,9 @@ class Cosine:
     warmup_steps: int = 0
     final_fraction: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_fraction(self.final_fraction)
+
     def factor(self, step: int, num_steps: int) -> float:
         """Returns the warm-up share, then the cosine."""
         if step < self.warmup_steps:
@@ -54,12 +57,20 @@ class Linear:
     warmup_steps: int = 0
     final_fraction: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_fraction(self.final_fraction)
+
     def factor(self, step: int, num_steps: int) -> float:
         """Returns the warm-up share, then the line."""
         if step < self.warmup_steps:
             return _warmup(step, self.warmup_steps)
         share = (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps)
         return 1.0 - (1.0 - self.final_fraction) * share
+
+
+def _check_fraction(final_fraction: float) -> None:
+    if not 0.0 <= final_fraction <= 1.0:
+        raise ValueError(f"schedule.final_fraction={final_fraction} must lie in 0 to 1.")
 
 
 def _warmup(step: int, warmup_steps: int) -> float:

@@ -27,10 +27,10 @@ def check(config: DictConfig) -> None:
     _check_writable(run_folder_of(config))
     check_run_folder(config)
     check_backbone(config)
-    hooks = build_hooks(config)
-    if not scenes_are_missing(config):
-        for hook in hooks:
+    for hook, node in zip(build_hooks(config), (config.eval[name] for name in sorted(config.eval)), strict=True):
+        if not _is_yet_to_be_written(config, node.get("benchmark")):
             hook.check()
+    if not _is_yet_to_be_written(config, config.data.get("path")):
         check_levels(config, build_checked("data", config.data))
 
 
@@ -54,3 +54,8 @@ def _check_writable(folder: Path) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"The run folder {folder} cannot be made: {parent} is no folder that can be written.")
+
+
+def _is_yet_to_be_written(config: DictConfig, path: object) -> bool:
+    """True for a path inside an embedded world that the run will write first."""
+    return scenes_are_missing(config) and Path(str(path)).is_relative_to(str(config.scenes.folder))

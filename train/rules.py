@@ -1,5 +1,8 @@
 """Which values, alone and together, make no run."""
 
+import math
+import re
+
 from omegaconf import DictConfig, OmegaConf
 
 from physedit.models.backbone import LORA_PRESET_NAMES
@@ -11,6 +14,8 @@ AT_LEAST = {
     "schedule.warmup_steps": 0,
 }  # fmt: skip
 ABOVE_ZERO = ("max_grad_norm", "adapter.alpha")
+LARGEST = 2**31 - 1
+AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
 ONE_OF = {"resume": ("auto", "never"), "device": ("auto", "cpu", "cuda")}
 
 
@@ -20,13 +25,18 @@ def check_rules(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key and value, and what is allowed.
     """
+    _check_numbers("", OmegaConf.to_container(config))
     for key, least in AT_LEAST.items():
         value = OmegaConf.select(config, key)
-        if value is not None and value < least:
-            raise ConfigError(f"{key}={value} must be at least {least}.")
+        if value is not None and not (isinstance(value, (int, float)) and value >= least):
+            raise ConfigError(f"{key}={value} must be a number of at least {least}.")
+    for key, most in AT_MOST.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and value > most:
+            raise ConfigError(f"{key}={value} must be at most {most}.")
     for key in ABOVE_ZERO:
         value = OmegaConf.select(config, key)
-        if value is not None and value <= 0:
+        if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(f"{key}={value} must be above 0, or null.")
     for key, known in ONE_OF.items():
         if config[key] not in known:
@@ -38,8 +48,17 @@ def check_rules(config: DictConfig) -> None:
     weights = [float(value) for value in config.levels.values()]
     if min(weights) < 0 or sum(weights) <= 0:
         raise ConfigError(f"levels={dict(config.levels)} must be non-negative with a positive sum.")
-    if "/" in config.run_name or config.run_name in ("", ".", ".."):
-        raise ConfigError(f"run_name={config.run_name!r} must be a plain folder name without '/'.")
+    name = str(config.run_name)
+    if (
+        "/" in name
+        or name in (".", "..")
+        or name != name.strip()
+        or not name.isprintable()
+        or not 1 <= len(name) <= 200
+    ):
+        raise ConfigError(
+            f"run_name={name!r} must be a plain folder name of 1 to 200 printable characters without '/'."
+        )
     batches_per_step(config, 1)
     _check_adapter(config)
     _check_evaluations(config)
@@ -59,6 +78,20 @@ def batches_per_step(config: DictConfig, num_processes: int) -> int:
             f"or change micro_batch."
         )
     return int(config.global_batch) // at_once
+
+
+def _check_numbers(key: str, value: object) -> None:
+    """Refuses NaN, infinity, and whole numbers that no machine counts to."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_numbers(f"{key}.{name}" if key else str(name), item)
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _check_numbers(f"{key}[{position}]", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value} is not a finite number.")
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise ConfigError(f"{key}={value} is beyond {LARGEST}.")
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -92,6 +125,11 @@ def _check_evaluations(config: DictConfig) -> None:
         if (OmegaConf.select(config, f"{key}.every") or 0) < 0:
             raise ConfigError(f"{key}.every must be at least 0; 0 means never.")
     names = {str(config.eval[name].get("name", name)) for name in config.eval}
+    for name in sorted(names):
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ConfigError(
+                f"eval: the name {name!r} must be made of letters, digits, '_' and '-': it names a folder."
+            )
     if config.best_metric is not None and config.best_metric.split("/")[0] not in names:
         raise ConfigError(
             f"best_metric={config.best_metric} belongs to no evaluation of this run. "

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+import yaml
 from accelerate import Accelerator
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from physedit.eval_hooks.files import write_json, write_text
 from physedit.train.build import build
-from physedit.train.config import ConfigError
+from physedit.train.config import ConfigError, one_line
 from physedit.train.optim import Schedule
 
 FREE_TO_CHANGE = frozenset(
@@ -73,10 +74,14 @@ def check_run_folder(config: DictConfig) -> None:
     saved = folder / "config.yaml"
     if not saved.exists():
         raise ConfigError(f"{folder} holds files but no config.yaml, so it is no run folder. Choose another run_name.")
-    before = OmegaConf.load(saved)
+    try:
+        before = OmegaConf.load(saved)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{saved} cannot be read ({one_line(str(error))}). Choose another run_name.") from error
     if "run_name" not in before or "num_steps" not in before:
         raise ConfigError(f"{saved} is not the config of a run. Choose another run_name.")
-    _check_same_run(folder, before, config)
+    if any((folder / "checkpoints").glob("step_*")):  # before the first checkpoint there is nothing to go on from
+        _check_same_run(folder, before, config)
 
 
 def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> BinaryIO:

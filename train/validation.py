@@ -22,14 +22,15 @@ def validate(config: DictConfig) -> None:
     Raises:
         ConfigError: a missing value, a stray key, a wrong type or two settings that contradict each other.
     """
-    lost = [f.name for f in fields(TrainConfig) if f.name not in config]
+    present = set(config.keys())  # "in" would call a missing value absent
+    lost = [f.name for f in fields(TrainConfig) if f.name not in present]
     if lost:
         raise ConfigError(f"{', '.join(lost)} was removed from the config, but a run needs it. Leave out the '~'.")
-    missing = sorted(str(key) for key in OmegaConf.missing_keys(config))
-    if missing:
-        keys = ", ".join(missing)
-        raise ConfigError(f"No value for {keys}. Give it on the command line, for example {missing[0]}=VALUE.")
     try:
+        missing = sorted(str(key) for key in OmegaConf.missing_keys(config))
+        if missing:
+            keys = ", ".join(missing)
+            raise ConfigError(f"No value for {keys}. Give it on the command line, for example {missing[0]}=VALUE.")
         OmegaConf.resolve(config)
         # As plain data: nodes that carry a schema's type let a '+key' pass.
         OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.to_container(config))

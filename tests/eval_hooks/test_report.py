@@ -82,7 +82,7 @@ def test_the_page_needs_nothing_else_and_is_well_formed(reports: list[EvalReport
 def test_the_panel_shows_what_improved_and_what_is_still_wrong(reports: list[EvalReport]) -> None:
     panel = choose_panel(reports[-1], per_law=2)
     assert [(item.law, item.story) for item in panel[:2]] == [
-        ("Reflection", "improved"),
+        ("Reflection", "put right"),
         ("Reflection", "still wrong"),
     ]
     assert [set(item.pictures) for item in panel] == [{"source", "base", "tuned", "target"}] * 6

@@ -76,6 +76,15 @@ REFUSED = [
     (["experiment=demo", "optimizer.betas=0.9"], ["optimizer.betas"]),
     (["experiment=demo", "tracker._target_=physedit.train.tracker"], ["no class tracker"]),
     (["experiment=demo", "tracker._target_=physedit.train.checkpoint.save_file"], ["no class save_file"]),
+    ([], ["No value for", "run_name"]),
+    (["experiment=demo", "run_name=${nope}"], ["nope"]),
+    (["experiment=demo", "run_name=' '"], ["run_name"]),
+    (["experiment=demo", "optimizer.lr=nan"], ["optimizer.lr=nan"]),
+    (["experiment=demo", "num_steps=99999999999999999999"], ["num_steps"]),
+    (["experiment=demo", "num_workers=100000"], ["num_workers=100000"]),
+    (["experiment=demo", "schedule.warmup_steps=[1]"], ["schedule.warmup_steps"]),
+    (["experiment=demo", "eval.scenes.name=../x"], ["'../x'"]),
+    (["experiment=smoke", "experiment=nope"], ["experiment=nope"]),
     (["experiment=demo", "optimizer._target_=os.system"], ["os.system", "allowed"]),
     (["experiment=demo", "optimizer._target_=torch.optim.Adamw"], ["Adamw"]),
 ]
@@ -87,7 +96,9 @@ def test_a_wrong_setting_is_refused_in_one_paragraph(overrides, words):
         compose_config(overrides)
     message = str(refused.value)
     assert "\n" not in message
-    assert "+" + overrides[-1] not in message, "advice to add the misspelled key with + would make it worse"
+    assert not overrides or "+" + overrides[-1] not in message, (
+        "advice to add the misspelled key with + would make it worse"
+    )
     for word in words:
         assert word in message
 
