@@ -24,6 +24,7 @@ from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, token_positions, unpack
 from physedit.models.lora import unwrapped
 from physedit.models.memo import TensorMemo
+from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,6 +68,7 @@ class FluxKontext:
         self._max_text_tokens = max_text_tokens
         self._max_area_px = max_area_px
         self._train_guidance = train_guidance
+        self.check_weights(weights)
         self._weights = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
         self._pipeline = load_pipeline(self._weights, self._dtype)
         self._initial_hash = hash_pipeline(self._pipeline) if weights == RANDOM_TINY else None
@@ -81,10 +83,11 @@ class FluxKontext:
         """Verifies that ``weights`` can be opened, without loading anything.
 
         Raises:
-            ValueError: neither a pipeline folder nor a hub id.
+            ValueError: neither a pipeline folder nor a hub id, or a folder without a file that its parts need.
         """
-        if weights != RANDOM_TINY:
-            find_weights(weights, "flux_kontext")
+        found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
+        if isinstance(found, Path):
+            check_pipeline_folder(found)
 
     @property
     def denoiser(self) -> nn.Module:

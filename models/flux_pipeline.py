@@ -100,10 +100,12 @@ def _read_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipel
     try:
         with _without_loading_bars():
             return FluxKontextPipeline.from_pretrained(str(weights), dtype=dtype)
-    except (OSError, ValueError) as error:
+    # A damaged file shows as anything from OverflowError to the tokenizers' bare Exception.
+    except Exception as error:
         raise ValueError(
-            f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {error}. A gated "
-            "model needs its licence accepted on the hub and `hf auth login`; a local folder must be complete."
+            f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {type(error).__name__}: "
+            f"{error}. A gated model needs its licence accepted on the hub and `hf auth login`; a local folder must "
+            "be complete and undamaged: if it is not, download it again."
         ) from error
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from physedit.models.pipeline_folder import INDEX
+
 TOY = "toy"
 RANDOM_TINY = "random_tiny"
 _TOY_FOLDERS = Path(__file__).parent / "toy"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_INDEX = "model_index.json"
 _CHUNK_BYTES = 2**24
 
 
@@ -27,14 +28,14 @@ def find_weights(weights: str, toy: str) -> Path | str:
         ValueError: no such folder, and no hub id either.
     """
     folder = _TOY_FOLDERS / toy if weights == TOY else Path(weights).expanduser()
-    if (folder / _INDEX).is_file():
+    if (folder / INDEX).is_file():
         return folder.resolve()
     if weights != TOY and not folder.exists() and _HUB_ID.fullmatch(weights):
         return weights
-    state = f"exists but holds no {_INDEX}" if folder.exists() else "does not exist"
+    state = f"exists but holds no {INDEX}" if folder.exists() else "does not exist"
     raise ValueError(
         f"backbone.weights is '{weights}', but the folder {folder} {state}. Give the folder of a diffusers "
-        f"pipeline (one with {_INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the "
+        f"pipeline (one with {INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the "
         f"small editor that comes with the package, or '{RANDOM_TINY}' for random weights."
     )
 
@@ -43,7 +44,7 @@ def cached_snapshot(hub_id: str) -> Path | None:
     """Returns the local snapshot folder of a hub id, named after its commit; None if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    index = try_to_load_from_cache(hub_id, _INDEX)
+    index = try_to_load_from_cache(hub_id, INDEX)
     return Path(index).parent if isinstance(index, str) else None
 
 

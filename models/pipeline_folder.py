@@ -1,0 +1,82 @@
+"""Whether a folder holds a whole diffusers pipeline: every part that its index names, with the files a part needs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+INDEX = "model_index.json"
+_REMEDY = "The folder is incomplete: download it again."
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check_pipeline_folder(folder: Path) -> None:
+    """Verifies the parts that ``model_index.json`` names, without loading anything.
+
+    Loaders do not refuse every hole: a tokenizer without its vocabulary comes up empty and makes every instruction
+    the same.
+
+    Raises:
+        ValueError: the index cannot be read, or a file is missing; the message names the first.
+    """
+    for part, kind in _parts(folder).items():
+        place = folder / part
+        if not place.is_dir():
+            raise ValueError(f"{folder / INDEX} names the part {part} ({kind}), but there is no {place}. {_REMEDY}")
+        for missing in _missing_files(place, kind):
+            raise ValueError(f"The part {part} ({kind}) of the pipeline in {folder} has no {missing}. {_REMEDY}")
+
+
+def _parts(folder: Path) -> Mapping[str, str]:
+    """Returns the class names of the parts that are used."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / INDEX} cannot be read: {error}. {_REMEDY}") from error
+    if not isinstance(index, dict):
+        raise ValueError(f"{folder / INDEX} holds a {type(index).__name__} instead of named parts. {_REMEDY}")
+    parts = {
+        name: value[1]
+        for name, value in index.items()
+        if not name.startswith("_") and isinstance(value, list) and len(value) == 2 and isinstance(value[1], str)
+    }
+    if not parts:
+        raise ValueError(f"{folder / INDEX} names no part of a pipeline. {_REMEDY}")
+    return parts
+
+
+def _missing_files(place: Path, kind: str) -> Iterator[str]:
+    if kind.endswith("Scheduler"):
+        yield from _absent(place, "scheduler_config.json")
+    elif kind.removesuffix("Fast").endswith("Tokenizer"):
+        yield from _absent(place, "tokenizer_config.json")
+        yield from _missing_vocabulary(place)
+    elif not kind.endswith(("Extractor", "Processor", "ProcessorFast")):
+        yield from _absent(place, "config.json")
+        yield from _missing_weights(place)
+
+
+def _missing_vocabulary(place: Path) -> Iterator[str]:
+    if (place / "tokenizer.json").is_file() or (place / "spiece.model").is_file():
+        return
+    if (place / "vocab.json").is_file():
+        yield from _absent(place, "merges.txt")
+    else:
+        yield "tokenizer.json, vocab.json or spiece.model"
+
+
+def _missing_weights(place: Path) -> Iterator[str]:
+    if not any(file.is_file() for pattern in _WEIGHTS for file in place.glob(pattern)):
+        yield " or ".join(_WEIGHTS)
+    for index in sorted(place.glob("*.index.json")):
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            yield f"readable {index.name}"
+            return
+        for shard in shards:
+            yield from _absent(place, str(shard))
+
+
+def _absent(place: Path, name: str) -> Iterator[str]:
+    if not (place / name).is_file():
+        yield name

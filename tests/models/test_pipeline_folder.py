@@ -1,0 +1,95 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from physedit.models.flux_kontext import FluxKontext
+from physedit.models.flux_pipeline import load_pipeline
+from physedit.models.pipeline_folder import check_pipeline_folder
+from physedit.models.random_tiny import build_random_tiny
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    build_random_tiny(0).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def test_whole_folder_is_accepted(folder: Path) -> None:
+    FluxKontext.check_weights(str(folder))
+
+
+def test_toy_is_accepted() -> None:
+    FluxKontext.check_weights("toy")
+
+
+@pytest.mark.parametrize(
+    ("gone", "named"),
+    [
+        ("tokenizer/tokenizer.json", "tokenizer.json, vocab.json or spiece.model"),
+        ("tokenizer_2/tokenizer_config.json", "tokenizer_config.json"),
+        ("scheduler/scheduler_config.json", "scheduler_config.json"),
+        ("vae/config.json", "config.json"),
+        ("text_encoder_2/model.safetensors", "*.safetensors or *.bin"),
+        ("transformer/diffusion_pytorch_model.safetensors", "*.safetensors or *.bin"),
+    ],
+)
+def test_missing_file_is_named(folder: Path, gone: str, named: str) -> None:
+    (folder / gone).unlink()
+    part = gone.partition("/")[0]
+    with pytest.raises(ValueError, match=rf"part {part} \(.*has no {re.escape(named)}.*download it again"):
+        FluxKontext.check_weights(str(folder))
+
+
+def test_missing_part_is_named(folder: Path) -> None:
+    shutil.rmtree(folder / "tokenizer_2")
+    with pytest.raises(ValueError, match=r"names the part tokenizer_2 .*download it again"):
+        FluxKontext.check_weights(str(folder))
+
+
+def test_vocabulary_needs_its_merges(folder: Path) -> None:
+    (folder / "tokenizer/tokenizer.json").rename(folder / "tokenizer/vocab.json")
+    with pytest.raises(ValueError, match=r"has no merges\.txt"):
+        check_pipeline_folder(folder)
+    (folder / "tokenizer/merges.txt").touch()
+    check_pipeline_folder(folder)
+
+
+def test_missing_shard_is_named(folder: Path) -> None:
+    weight_map = {"a": "diffusion_pytorch_model.safetensors", "b": "second.safetensors"}
+    index = folder / "transformer/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"has no second\.safetensors"):
+        check_pipeline_folder(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_index_without_parts_is_refused(folder: Path, text: str) -> None:
+    (folder / "model_index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model_index\.json .*download it again"):
+        FluxKontext.check_weights(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer/diffusion_pytorch_model.safetensors",
+        "vae/config.json",
+        "text_encoder/model.safetensors",
+        "tokenizer_2/tokenizer.json",
+    ],
+)
+@pytest.mark.parametrize("left", [0, 100])
+def test_truncated_file_is_one_paragraph(folder: Path, name: str, left: int) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:left])
+    with pytest.raises(ValueError, match=r"copy' cannot be loaded as a FLUX\.1-Kontext pipeline: \w+: "):
+        load_pipeline(folder, torch.float32)
