@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -15,6 +15,10 @@ _PREFIX = "transformer."
 _METADATA = "lora_adapter_metadata"
 """Where diffusers keeps peft's settings, as JSON; each name begins with the component's prefix."""
 _OTHER_SCALES = ("rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+
+
+class AdapterFileError(ValueError):
+    """An adapter's file is missing, damaged or of another kind of model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,19 @@ def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
     """Reads the matrices of ``folder`` in float32 on the CPU, without the file's ``transformer.`` prefix.
 
     Raises:
-        ValueError: no such file, or a name without that prefix.
+        AdapterFileError: no such file, a damaged one, or a name without that prefix.
     """
     file = _adapter_file(folder)
-    stored = load_file(file)
+    try:
+        stored = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(file, error) from error
     foreign = [name for name in stored if not name.startswith(_PREFIX)]
     if foreign:
-        raise ValueError(f"{file} is no adapter of a FLUX transformer: it holds {', '.join(foreign[:3])}.")
+        raise AdapterFileError(
+            f"{file} is no adapter of a FLUX transformer: it holds {', '.join(foreign[:3])}. Give the folder of an "
+            "adapter that was trained on this backbone."
+        )
     return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
 
 
@@ -70,28 +80,46 @@ def read_adapter_format(folder: Path) -> AdapterFormat | None:
     """Reads rank and alpha of the adapter in ``folder``, or None if its file does not tell them.
 
     Raises:
-        ValueError: no such file, or an adapter that one alpha and one rank do not describe.
+        AdapterFileError: no such file, a damaged one, or an adapter that one alpha and one rank do not describe.
     """
     file = _adapter_file(folder)
-    with safe_open(file, "pt") as content:
-        metadata = content.metadata() or {}
-    described = json.loads(metadata.get(_METADATA, "{}"))
+    try:
+        with safe_open(file, "pt") as content:
+            metadata = content.metadata() or {}
+        described = json.loads(metadata.get(_METADATA, "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(described, dict):
+        raise AdapterFileError(f"{file} describes itself by a {type(described).__name__}. Copy or train it again.")
     settings = {name.removeprefix(_PREFIX): value for name, value in described.items() if name.startswith(_PREFIX)}
     if others := [name for name in _OTHER_SCALES if settings.get(name)]:
-        raise ValueError(
+        raise AdapterFileError(
             f"{file} has {', '.join(others)}: its layers are not all scaled by one alpha / rank. Only adapters with "
             "one rank and one alpha can be used."
         )
     if not {"r", "lora_alpha"} <= settings.keys():
         return None
-    return AdapterFormat(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+    try:
+        return AdapterFormat(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+    except (TypeError, ValueError) as error:
+        raise AdapterFileError(
+            f"{file} says rank {settings['r']!r} and alpha {settings['lora_alpha']!r}; both must be numbers. Copy or "
+            "train it again."
+        ) from error
 
 
 def _adapter_file(folder: Path) -> Path:
     file = folder / ADAPTER_FILE
     if not file.is_file():
-        raise ValueError(f"No adapter at {file}. Give the folder that holds {ADAPTER_FILE}.")
+        raise AdapterFileError(f"No adapter at {file}. Give the folder that holds {ADAPTER_FILE}.")
     return file
+
+
+def _damaged(file: Path, error: Exception) -> AdapterFileError:
+    return AdapterFileError(
+        f"The adapter {file} ({file.stat().st_size} bytes) cannot be read: {error}. It is damaged, perhaps by an "
+        "interrupted copy; copy or train it again."
+    )
 
 
 def _sort_header(file: Path) -> None:

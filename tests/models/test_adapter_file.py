@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from physedit.models.adapter_file import (
     ADAPTER_FILE,
+    AdapterFileError,
     AdapterFormat,
     read_adapter_format,
     read_flux_adapter,
@@ -57,8 +59,27 @@ def test_adapter_that_is_scaled_otherwise_is_refused(tmp_path: Path, name: str, 
 
 
 def test_missing_file_has_no_format_but_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No adapter at"):
-        read_adapter_format(tmp_path)
+    for read in (read_adapter_format, read_flux_adapter):
+        with pytest.raises(AdapterFileError, match="No adapter at"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-8], lambda whole: whole[:20], lambda _: b"junk", lambda _: b""]
+)
+def test_damaged_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    write_foreign(tmp_path, r=2, lora_alpha=4)
+    file = tmp_path / ADAPTER_FILE
+    file.write_bytes(damage(file.read_bytes()))
+    for read in (read_adapter_format, read_flux_adapter):
+        with pytest.raises(AdapterFileError, match=rf"{ADAPTER_FILE} .*cannot be read"):
+            read(tmp_path)
+
+
+def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_file({"unet.down.lora_A.weight": torch.ones(2, 2)}, tmp_path / ADAPTER_FILE)
+    with pytest.raises(AdapterFileError, match=r"no adapter of a FLUX transformer: it holds unet\.down"):
+        read_flux_adapter(tmp_path)
 
 
 def test_equal_adapters_are_equal_files(tmp_path: Path) -> None:
