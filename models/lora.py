@@ -64,7 +64,7 @@ def add_adapter(
         seed: decides the A matrices.
 
     Raises:
-        ValueError: rank below 1, or a pattern list that matches no linear layer.
+        ValueError: rank below 1, a target that is no regular expression, or targets that match no linear layer.
 
     Source: Hu et al., LoRA (arXiv 2106.09685), section 4.1; the bound is peft's kaiming_uniform(a=sqrt(5)).
     """
@@ -162,7 +162,8 @@ def _adapter_parameters(denoiser: nn.Module) -> dict[str, nn.Parameter]:
 
 def _matching_linears(denoiser: nn.Module, targets: tuple[str, ...]) -> list[str]:
     linears = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear)]
-    matching = [name for name in linears if any(re.fullmatch(target, name) for target in targets)]
+    patterns = [_compiled(target) for target in targets]
+    matching = [name for name in linears if any(pattern.fullmatch(name) for pattern in patterns)]
     if not matching:
         raise ValueError(
             f"The LoRA targets {list(targets)} match none of the {len(linears)} linear layers of "
@@ -170,6 +171,16 @@ def _matching_linears(denoiser: nn.Module, targets: tuple[str, ...]) -> list[str
             "regular expression over the whole name; see the presets of the backbone."
         )
     return matching
+
+
+def _compiled(target: str) -> re.Pattern[str]:
+    try:
+        return re.compile(target)
+    except re.error as error:
+        raise ValueError(
+            f"adapter.targets has {target!r}, which is no regular expression: {error}. A target is one over the whole "
+            r"name of a layer, such as transformer_blocks\.\d+\.attn\.to_q."
+        ) from error
 
 
 def _exactly(modules: list[str]) -> str:

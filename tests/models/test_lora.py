@@ -107,6 +107,11 @@ def test_targets_that_match_nothing_are_shown_with_real_names() -> None:
         add_adapter(tiny(), rank=2, alpha=2.0, targets=("attn.to_q",), seed=0)
 
 
+def test_target_that_is_no_regular_expression_is_named() -> None:
+    with pytest.raises(ValueError, match=r"adapter\.targets has 'attn\.\(to_q', which is no regular expression"):
+        add_adapter(tiny(), rank=2, alpha=2.0, targets=("attn.(to_q",), seed=0)
+
+
 def test_rank_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="rank must be at least 1, found 0"):
         add_adapter(tiny(), rank=0, alpha=1.0, targets=ATTENTION, seed=0)
