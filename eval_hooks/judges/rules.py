@@ -164,6 +164,8 @@ def _whole_thing(crop: Crop, reading: Reading) -> list[Check]:
         return [Check(f"part of the box in {reading.colour}", float((share >= 0.5).mean()), least=0.2)]
     height, width = (max(side - 2 * _FREE, 1) for side in share.shape)
     return [
+        # A second copy on top of it reaches the upper edge.
+        Check("rows between the box's upper edge and it", found.top, least=1.0),
         Check("rows between it and the box's lower edge", share.shape[0] - found.bottom, least=1.5, most=5.5),
         Check("its width against the expected", found.width / width, least=0.7, most=1.3),
         Check("its height against the expected", found.height / height, least=0.7, most=1.3),

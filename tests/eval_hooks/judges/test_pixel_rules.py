@@ -197,3 +197,19 @@ def test_the_judge_names_its_rules_and_travels_to_other_processes():
     assert copy.judge_id == JUDGE.judge_id
     assert JUDGE.judge_id.startswith("pixel-rules/")
     assert "not PICAEval" in JUDGE.note
+
+
+def test_a_thing_that_is_there_twice_is_not_whole():
+    asked = 0
+    for scene in SCENES:
+        for question in scene.questions:
+            if KEYS[read_question(question.text).template.text] != "thing_rests":
+                continue
+            picture, box = scene.physical.copy(), question.box
+            top, left = round(box.y / 16), round(box.x / 16)
+            right, height = left + round(box.width / 16), round(box.height / 16) - 6
+            own = picture[top + 3 : top + 3 + height, left:right].copy()
+            picture[top + 3 - height : top + 3, left:right] = own
+            assert answer(picture, question).kind is VerdictKind.NO, scene.scene_id
+            asked += 1
+    assert asked == 40
