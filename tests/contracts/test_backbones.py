@@ -44,8 +44,6 @@ class Case:
 
 @pytest.fixture(scope="module", params=BUILDERS)
 def case(request: pytest.FixtureRequest) -> Case:
-    if OPTIONS[request.param].weights == "toy" and not (TOY_FOLDER / "model_index.json").exists():
-        pytest.skip("the toy weights are not built")
     backbone = BUILDERS[request.param]()
     height, width = 8 * backbone.pixel_multiple, 6 * backbone.pixel_multiple
     generator = torch.Generator().manual_seed(5)

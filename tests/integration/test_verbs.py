@@ -8,9 +8,11 @@ from omegaconf import OmegaConf
 from tests.support.runs import smoke_overrides
 from typer.testing import CliRunner
 
-from physedit.train.cli import app
+from physedit.train.checkpoint import CheckpointIncomplete
+from physedit.train.cli import app, guarded
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
+from physedit.train.loop import NonFiniteLoss
 
 EVALUATED = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=12")
 
@@ -69,6 +71,43 @@ def test_eval_repeats_the_numbers_of_the_run(run_smoke, tmp_path: Path):
         run("eval", str(bare), "experiment=smoke", *EVALUATED)
     with pytest.raises(ConfigError, match="holds no adapter"):
         run("eval", str(checkpoint))
+
+
+def test_eval_refuses_a_checkpoint_that_is_not_the_saved_one(run_smoke):
+    checkpoint = run_smoke(*EVALUATED) / "checkpoints" / "step_00000008"
+    file = checkpoint / "adapter" / "pytorch_lora_weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100:] = bytes(100)
+    file.write_bytes(content)
+    with pytest.raises(CheckpointIncomplete, match="not the file that was saved"):
+        run("eval", str(checkpoint))
+
+
+def test_paths_outside_a_world_yet_to_be_written_are_checked_before_it_is(tmp_path: Path):
+    given = smoke_overrides(tmp_path / "world", tmp_path, "run", ("scenes.write=true", f"data.path={tmp_path}/nowhere"))
+    with pytest.raises(ValueError, match="nowhere"):
+        run("train", *given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_ends_in_one_paragraph(world: Path, tmp_path: Path, monkeypatch, capfd):
+    def no_space_left(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr("physedit.train.events.RunEvents.save", no_space_left)
+    with pytest.raises(SystemExit) as ended:
+        guarded(lambda: app(args=["train", *smoke_overrides(world, tmp_path, "run", ())], standalone_mode=False))
+    assert ended.value.code == 1
+    said = capfd.readouterr().err
+    assert "No space left on device" in said
+    assert "run it again" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_takes_other_settings(run_smoke, tmp_path: Path):
+    with pytest.raises(NonFiniteLoss):
+        run_smoke("optimizer.lr=1.0e30", "max_grad_norm=null")
+    assert (run_smoke("optimizer.lr=1.0e-4") / "checkpoints" / "step_00000008").is_dir()
 
 
 def test_scenes_write_keeps_the_same_world_and_refuses_another(tmp_path: Path):
