@@ -17,6 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 
+class DamagedFileError(ValueError):
+    """A file of a run cannot be read back: it was changed, cut off or written by something else."""
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes ``path`` so that a reader sees the old file or the whole new one, also after a crash of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +56,38 @@ def json_line(row: Mapping[str, object] | Sequence[object]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_json_lines(path: Path) -> list[dict[str, object]]:
-    """Returns the objects of a file of JSON lines; a last line cut off by a kill is left out.
+def read_json(path: Path) -> dict[str, object]:
+    """Returns the object of a JSON file.
 
     Raises:
-        ValueError: a line other than the last is no JSON object.
+        DamagedFileError: no JSON, or something other than an object.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged: not JSON ({error}). Delete the file to redo it.") from error
+    if not isinstance(value, dict):
+        raise DamagedFileError(
+            f"{path} is damaged: expected a JSON object, found {type(value).__name__}. Delete the file to redo it."
+        )
+    return value
+
+
+def read_json_lines(path: Path, required: Sequence[str] = ()) -> list[dict[str, object]]:
+    """Returns the objects of a file of JSON lines; a last line cut off by a kill is left out.
+
+    Args:
+        path: the file.
+        required: keys that every object must have.
+
+    Raises:
+        DamagedFileError: a line other than the last is no JSON, or a line is no object or lacks a key.
+    """
+    try:
+        # Not splitlines: strings may hold other separators, such as U+2028.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{path} is damaged: not UTF-8 ({error}). Delete the file to redo it.") from error
     rows: list[dict[str, object]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -66,11 +95,17 @@ def read_json_lines(path: Path) -> list[dict[str, object]]:
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the file to redo it") from error
+            raise _damaged_line(path, number, f"not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
+            raise _damaged_line(path, number, f"expected a JSON object, found {type(row).__name__}")
+        if missing := [key for key in required if key not in row]:
+            raise _damaged_line(path, number, f"{', '.join(missing)} missing, found {', '.join(row) or 'nothing'}")
         rows.append(row)
     return rows
+
+
+def _damaged_line(path: Path, number: int, found: str) -> DamagedFileError:
+    return DamagedFileError(f"{path}, line {number} is damaged: {found}. Delete the file to redo it.")
 
 
 def open_journal(path: Path) -> TextIO:

@@ -1,11 +1,11 @@
 """``report.json``: everything an evaluation found, in the folder of its pictures. Wall time lies beside it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from physedit.eval_hooks.files import write_json
+from physedit.eval_hooks.files import DamagedFileError, read_json, write_json
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
 
 _REPORT, _TIMING = "report.json", "timing.json"
@@ -52,29 +52,31 @@ def load_report(folder: Path) -> EvalReport:
 
     Raises:
         FileNotFoundError: the evaluation there is not finished.
+        DamagedFileError: the report is none that ``save_report`` wrote.
     """
     path = folder / _REPORT
     if not path.exists():
         raise FileNotFoundError(f"{folder} has no {_REPORT}: its evaluation is not finished. Run it again.")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    timing = folder / _TIMING
-    seconds = json.loads(timing.read_text(encoding="utf-8"))["seconds"] if timing.exists() else 0.0
-    return EvalReport(
-        hook=record["hook"],
-        step=record["step"],
-        metrics={name: _change(change) for name, change in record["metrics"].items()},
-        folder=folder,
-        notes=tuple(record["notes"]),
-        seconds=seconds,
-        flips={name: Flips(**flips) for name, flips in record["flips"].items()},
-    )
+    record = read_json(path)
+    try:
+        return _report(record, folder)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise DamagedFileError(
+            f"{path} is damaged: {type(error).__name__} {error} while reading it. Delete the file and run the "
+            "evaluation again; its pictures and answers are kept."
+        ) from error
 
 
 def report_keys(folder: Path) -> ReportKeys | None:
-    """Returns what the folder's report belongs to, or None without a report that says so."""
-    path = folder / _REPORT
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return ReportKeys(record["key"], record["settings_key"]) if {"key", "settings_key"} <= record.keys() else None
+    """Returns what the folder's report belongs to, or None without a whole report that says so."""
+    try:
+        load_report(folder)
+        record = read_json(folder / _REPORT)
+    except (FileNotFoundError, DamagedFileError):
+        return None
+    if not {"key", "settings_key"} <= record.keys():
+        return None
+    return ReportKeys(str(record["key"]), str(record["settings_key"]))
 
 
 def change_record(change: MetricChange) -> dict[str, object]:
@@ -88,20 +90,38 @@ def change_record(change: MetricChange) -> dict[str, object]:
     }
 
 
-def _change(record: Mapping[str, object]) -> MetricChange:
-    numbers = {name: record[name] for name in ("base", "tuned", "change")}
-    ci95, n = record["ci95"], record["n"]
-    assert isinstance(n, int)
-    assert ci95 is None or isinstance(ci95, list)
+def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
+    return EvalReport(
+        hook=record["hook"],
+        step=record["step"],
+        metrics={name: _change(change) for name, change in record["metrics"].items()},
+        folder=folder,
+        notes=tuple(record["notes"]),
+        seconds=_seconds(folder),
+        flips={name: Flips(**flips) for name, flips in record["flips"].items()},
+    )
+
+
+def _seconds(folder: Path) -> float:
+    """Returns the wall time, or 0 where the file beside the report does not tell it."""
+    try:
+        return _number(read_json(folder / _TIMING)["seconds"]) or 0.0
+    except (FileNotFoundError, DamagedFileError, KeyError, TypeError):
+        return 0.0
+
+
+def _change(record: Mapping[str, Any]) -> MetricChange:
+    ci95 = record["ci95"]
     return MetricChange(
-        base=_number(numbers["base"]),
-        tuned=_number(numbers["tuned"]),
-        change=_number(numbers["change"]),
+        base=_number(record["base"]),
+        tuned=_number(record["tuned"]),
+        change=_number(record["change"]),
         ci95=None if ci95 is None else (float(ci95[0]), float(ci95[1])),
-        n=n,
+        n=int(record["n"]),
     )
 
 
 def _number(value: object) -> float | None:
-    assert value is None or isinstance(value, int | float)
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
     return None if value is None else float(value)

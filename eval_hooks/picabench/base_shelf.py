@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from physedit.eval_hooks.files import digest_of, link_or_copy
-from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, TARGETS, read_manifest
-from physedit.eval_hooks.picabench.judging import ITEMS_FILE
-from physedit.eval_hooks.picabench.measure import CONSISTENCY_FILE
+from physedit.eval_hooks.files import DamagedFileError, digest_of, link_or_copy, read_json_lines
+from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, TARGETS, read_whole_manifest
+from physedit.eval_hooks.picabench.judging import ANSWER_KEYS, ITEMS_FILE
+from physedit.eval_hooks.picabench.measure import CONSISTENCY_FILE, MEASURED_KEYS
 
 
 class BaseShelf:
@@ -22,8 +22,9 @@ class BaseShelf:
 
     def fetch_into(self, folder: Path) -> None:
         """Puts the shelf's base into ``folder``, unless the folder has it or the shelf does not."""
-        manifest = read_manifest(folder)
-        if (manifest is not None and manifest.key == self._key) or read_manifest(self._pictures) is None:
+        self._clear_damaged()
+        manifest = read_whole_manifest(folder)
+        if (manifest is not None and manifest.key == self._key) or not self._pictures.exists():
             return
         shutil.rmtree(folder, ignore_errors=True)
         for place in (self._pictures, self._answers):
@@ -40,6 +41,22 @@ class BaseShelf:
         ]
         _place(folder, self._pictures, [*pictures, "meta_info.json", "manifest.json"])
         _place(folder, self._answers, [ITEMS_FILE, CONSISTENCY_FILE])
+
+    def _clear_damaged(self) -> None:
+        """Removes what cannot be used any more, so that the next base that is published takes its place."""
+        if read_whole_manifest(self._pictures) is None:
+            shutil.rmtree(self._pictures, ignore_errors=True)
+        if self._answers.exists() and not _are_answers(self._answers):
+            shutil.rmtree(self._answers, ignore_errors=True)
+
+
+def _are_answers(place: Path) -> bool:
+    try:
+        read_json_lines(place / ITEMS_FILE, ANSWER_KEYS)
+        read_json_lines(place / CONSISTENCY_FILE, MEASURED_KEYS)
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    return True
 
 
 def _place(folder: Path, place: Path, names: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from physedit.data_loaders.sample import Box, DatasetLayoutError, Origin, PromptLevel
-from physedit.eval_hooks.files import file_digest, write_json
+from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
+from physedit.eval_hooks.files import DamagedFileError, file_digest, read_json, write_json
 from physedit.eval_hooks.picabench.annotations import (
     Question,
     box_record,
@@ -78,6 +78,7 @@ def read_meta_info(folder: Path) -> tuple[EditedItem, ...]:
     """Returns the items of ``meta_info.json`` in its order; those of other tools are read too.
 
     Raises:
+        DamagedFileError: no JSON.
         DatasetLayoutError: no such file, or an item without index, input or output.
     """
     path = folder / _META_INFO
@@ -85,7 +86,12 @@ def read_meta_info(folder: Path) -> tuple[EditedItem, ...]:
         raise DatasetLayoutError(
             f"{folder} has no {_META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
         )
-    records = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{path} is damaged: not JSON ({error}). Delete the folder {folder} to edit and judge anew."
+        ) from error
     if not isinstance(records, list):
         raise DatasetLayoutError(f"{path}: expected a list of items, found a {type(records).__name__}.")
     return tuple(_edited_item(record, path, row) for row, record in enumerate(records))
@@ -97,12 +103,38 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest, or None if the folder's edits are not finished."""
+    """Returns the manifest, or None if the folder's edits are not finished.
+
+    Raises:
+        DamagedFileError: the file is none that ``write_manifest`` wrote.
+    """
     path = folder / _MANIFEST
     if not path.exists():
         return None
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return Manifest(key=record["key"], settings=record["settings"], files=record["files"])
+    record = read_json(path)
+    key, settings, files = (record.get(name) for name in ("key", "settings", "files"))
+    if not isinstance(key, str) or not isinstance(settings, dict) or not isinstance(files, dict):
+        raise DamagedFileError(
+            f"{path} is damaged: expected key, settings and files, found {', '.join(record) or 'nothing'}. Delete the "
+            f"folder {folder} to edit and judge anew."
+        )
+    return Manifest(key=key, settings=settings, files=files)
+
+
+def read_whole_manifest(folder: Path) -> Manifest | None:
+    """Returns the manifest, or None if the edits are not finished or anything that describes them is damaged."""
+    try:
+        manifest = read_manifest(folder)
+        described = {item.output_path for item in read_meta_info(folder)} if manifest else set()
+    except (DamagedFileError, DatasetLayoutError, DatasetRowError):
+        return None
+    return manifest if manifest and _outputs(manifest) <= described else None
+
+
+def has_its_pictures(folder: Path) -> bool:
+    """Tells whether every picture that a whole manifest lists is there and has the listed hash."""
+    manifest = read_whole_manifest(folder)
+    return manifest is not None and all(_digest(folder / name) == digest for name, digest in manifest.files.items())
 
 
 def verify_outputs(folder: Path, manifest: Manifest) -> frozenset[str]:
@@ -111,7 +143,7 @@ def verify_outputs(folder: Path, manifest: Manifest) -> frozenset[str]:
     Raises:
         OutputsMismatch: an output is missing, or one lies there that the manifest does not list.
     """
-    listed = {name for name in manifest.files if name.startswith(f"{OUTPUTS}/")}
+    listed = _outputs(manifest)
     present = {f"{OUTPUTS}/{file.name}" for file in (folder / OUTPUTS).glob("*.png")}
     missing, unknown = sorted(listed - present), sorted(present - listed)
     if missing or unknown:
@@ -121,6 +153,10 @@ def verify_outputs(folder: Path, manifest: Manifest) -> frozenset[str]:
             "Pictures were renamed, removed or added after editing; delete the folder to edit anew."
         )
     return frozenset(name for name, digest in manifest.files.items() if _digest(folder / name) != digest)
+
+
+def _outputs(manifest: Manifest) -> set[str]:
+    return {name for name in manifest.files if name.startswith(f"{OUTPUTS}/")}
 
 
 def _digest(path: Path) -> str | None:
@@ -144,7 +180,9 @@ def _meta_record(item: BenchmarkItem, level: PromptLevel) -> dict[str, object]:
     }
 
 
-def _edited_item(record: Mapping[str, object], path: Path, row: int) -> EditedItem:
+def _edited_item(record: object, path: Path, row: int) -> EditedItem:
+    if not isinstance(record, Mapping):
+        raise DatasetLayoutError(f"{path}, item {row}: expected named values, found a {type(record).__name__}.")
     output = next((record[key] for key in _OUTPUT_KEYS if record.get(key)), None)
     index, source = record.get("index"), record.get("input_path")
     if not isinstance(index, int) or not isinstance(source, str) or not isinstance(output, str):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.streams import stream_seed
 from physedit.eval_hooks.files import (
+    DamagedFileError,
     encode_png,
     file_digest,
     from_image,
@@ -36,6 +37,7 @@ from physedit.eval_hooks.picabench.folder import (
     Manifest,
     picture_name,
     read_manifest,
+    read_whole_manifest,
     write_manifest,
     write_meta_info,
 )
@@ -103,7 +105,7 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
     proven: dict[str, str] = {}
     ranks.together(task.folder, lambda: proven.update(_proven_files(task)))
     pending = [item for item in task.items if not _is_done(item, proven)]
-    if not pending and read_manifest(task.folder) is not None:
+    if not pending and read_whole_manifest(task.folder) is not None:
         return 0
     plan = [
         plan_batches(ranks_share, context.backbone.pixel_multiple, task.settings)
@@ -173,10 +175,10 @@ def _nearest(side: float, multiple: int) -> int:
 def _clear_stale(task: EditTask) -> None:
     """Removes what another key made: its pictures must not be taken for this one's."""
     task.folder.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(task.folder)
+    manifest = _manifest_of_side(task.folder)
     keys = {manifest.key} if manifest else set()
     for journal in _journals(task.folder):
-        keys |= {str(row.get("key")) for row in read_json_lines(journal)}
+        keys |= {str(row["key"]) for row in _journal_rows(journal)}
     entries = [entry for entry in task.folder.iterdir() if not entry.name.startswith(".")]
     if keys == {task.key} or not entries:
         return
@@ -192,12 +194,24 @@ def _journals(folder: Path) -> list[Path]:
     return sorted(folder.glob("generated.*.jsonl"))
 
 
+def _journal_rows(journal: Path) -> list[dict[str, object]]:
+    return read_json_lines(journal, required=("key", "file", "sha256"))
+
+
+def _manifest_of_side(folder: Path) -> Manifest | None:
+    """Returns the manifest, or None without one that can be read: the side is then not finished."""
+    try:
+        return read_manifest(folder)
+    except DamagedFileError:
+        return None
+
+
 def _proven_files(task: EditTask) -> dict[str, str]:
     """Returns the hashes by relative path of files that are there and have the recorded hash."""
-    manifest = read_manifest(task.folder)
+    manifest = _manifest_of_side(task.folder)
     recorded = dict(manifest.files) if manifest else {}
     for journal in _journals(task.folder):
-        for row in read_json_lines(journal):
+        for row in _journal_rows(journal):
             recorded[str(row["file"])] = str(row["sha256"])
     return {
         name: digest

@@ -23,9 +23,10 @@ from physedit.eval_hooks.picabench.benchmark import (
     spread,
 )
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
+from physedit.eval_hooks.picabench.folder import has_its_pictures
 from physedit.eval_hooks.picabench.generate import EditSettings, EditTask, edit_benchmark
 from physedit.eval_hooks.picabench.judging import JudgeSettings, judge_folder
-from physedit.eval_hooks.picabench.measure import measure_folder
+from physedit.eval_hooks.picabench.measure import has_records, measure_folder
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
@@ -137,7 +138,8 @@ class PicaBenchHook:
     def run(self, context: EvalContext) -> EvalReport:
         """Returns the change of the adapter at ``context.step`` against the base; step 0 is the base itself.
 
-        Called on every rank; all get the same report. A finished evaluation of the same weights is only read.
+        Called on every rank; all get the same report. A finished evaluation of the same weights is only read, unless
+        its pictures or answers are no longer what they were: then those that differ are made anew.
 
         Raises:
             TooManyUnanswered: the judge left too many questions without yes or no.
@@ -153,7 +155,7 @@ class PicaBenchHook:
         if context.step > 0 and not context.adapter_id:
             ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
         is_finished: list[bool] = []
-        ranks.together(tuned.folder, lambda: is_finished.append(report_keys(tuned.folder) == keys))
+        ranks.together(tuned.folder, lambda: is_finished.append(_is_finished(tuned.folder, keys)))
         if is_finished[0]:
             return load_report(tuned.folder)
         if context.step > 0:
@@ -254,6 +256,10 @@ class PicaBenchHook:
             progress=lambda done, total, label: context.progress(done, total, f"{self._name}: {label}"),
         )
         measure_folder(side.folder, ranks)
+
+
+def _is_finished(folder: Path, keys: ReportKeys) -> bool:
+    return report_keys(folder) == keys and has_its_pictures(folder) and has_records(folder)
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from physedit.data_loaders.images import read_rgb
 from physedit.eval_hooks.files import (
+    DamagedFileError,
     file_digest,
     json_line,
     open_journal,
@@ -32,6 +33,8 @@ from physedit.eval_hooks.ranks import Ranks
 log = logging.getLogger(__name__)
 
 ITEMS_FILE = "items.jsonl"
+ANSWER_KEYS = ("question", "box", "verdict", "raw", "explanation", "judge_id", "output_sha256")
+"""What every line tells about an answer, in ``items.jsonl`` and in the journals of a killed run."""
 _ANSWERED = (VerdictKind.YES.value, VerdictKind.NO.value)
 
 
@@ -81,6 +84,7 @@ def judge_folder(
     Raises:
         OutputsMismatch: pictures are missing or unknown to the manifest.
         TooManyUnanswered: more than the allowed share has no yes or no; the lines are on disk.
+        DamagedFileError: answers on file cannot be read.
         JudgeUnavailable: the judge cannot be reached, now or any more. Answers given until then are kept, and the next
             call asks only for the rest.
         FailedElsewhere: another rank failed, perhaps for that reason.
@@ -104,7 +108,7 @@ def judge_folder(
 
 def count_verdicts(folder: Path) -> dict[str, int]:
     """Returns how many questions of a judged folder got which verdict, all five of them named."""
-    found = Counter(str(row["verdict"]) for row in read_json_lines(folder / ITEMS_FILE))
+    found = Counter(str(row["verdict"]) for row in read_json_lines(folder / ITEMS_FILE, ["verdict"]))
     return {kind.value: found[kind.value] for kind in VerdictKind}
 
 
@@ -211,13 +215,20 @@ def _known(folders: Sequence[Path]) -> dict[str, Verdict]:
     verdicts: dict[str, Verdict] = {}
     for folder in folders:
         for path in sorted(folder.glob("items*.jsonl")):
-            for row in read_json_lines(path):
+            for row in read_json_lines(path, required=ANSWER_KEYS):
                 identity = _row_identity(row)
                 if not _is_answered(verdicts.get(identity)):
-                    verdicts[identity] = Verdict(
-                        kind=VerdictKind(str(row["verdict"])), raw=str(row["raw"]), explanation=str(row["explanation"])
-                    )
+                    verdicts[identity] = _verdict(row, path)
     return verdicts
+
+
+def _verdict(row: Mapping[str, object], path: Path) -> Verdict:
+    if row["verdict"] not in tuple(VerdictKind):
+        raise DamagedFileError(
+            f"{path} is damaged: {row['verdict']!r} is no verdict; expected one of {', '.join(VerdictKind)}. Delete "
+            "the file to redo it."
+        )
+    return Verdict(kind=VerdictKind(str(row["verdict"])), raw=str(row["raw"]), explanation=str(row["explanation"]))
 
 
 def _row(picture: str, question: Question, judge_id: str, verdict: Verdict) -> dict[str, object]:

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from physedit.data_loaders.images import read_rgb
-from physedit.eval_hooks.files import file_digest, read_json_lines, write_json_lines
+from physedit.eval_hooks.files import DamagedFileError, file_digest, read_json_lines, write_json_lines
 from physedit.eval_hooks.metrics.consistency import psnr_outside
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
 from physedit.eval_hooks.picabench.folder import EditedItem, read_manifest, read_meta_info, verify_outputs
-from physedit.eval_hooks.picabench.judging import ITEMS_FILE
+from physedit.eval_hooks.picabench.judging import ANSWER_KEYS, ITEMS_FILE
 from physedit.eval_hooks.ranks import Ranks
 
 CONSISTENCY_FILE = "consistency.jsonl"
+MEASURED_KEYS = ("index", "psnr_db", "was_resized", "input_sha256", "output_sha256")
 
 
 def measure_folder(folder: Path, ranks: Ranks | None = None) -> None:
@@ -33,12 +34,31 @@ def measure_folder(folder: Path, ranks: Ranks | None = None) -> None:
 
 
 def read_records(folder: Path) -> tuple[ItemRecord, ...]:
-    """Returns what judge and measurement found on every item of the folder, in its order."""
+    """Returns what judge and measurement found on every item of the folder, in its order.
+
+    Raises:
+        DamagedFileError: a line lacks a key, or an item has no measurement.
+    """
     answers: dict[object, list[Answer]] = {}
-    for row in read_json_lines(folder / ITEMS_FILE):
+    for row in read_json_lines(folder / ITEMS_FILE, (*ANSWER_KEYS, "index", "number", "reference", "kind", "correct")):
         answers.setdefault(row["index"], []).append(_answer(row))
     psnr = {row["index"]: row["psnr_db"] for row in _rows_if_any(folder)}
-    return tuple(_record(item, answers.get(item.index, ()), psnr[item.index]) for item in read_meta_info(folder))
+    items = read_meta_info(folder)
+    if unmeasured := [item.index for item in items if item.index not in psnr]:
+        raise DamagedFileError(
+            f"{folder / CONSISTENCY_FILE} is damaged: it has no line for the items {unmeasured[:5]}. Delete the file "
+            "to redo it."
+        )
+    return tuple(_record(item, answers.get(item.index, ()), psnr[item.index]) for item in items)
+
+
+def has_records(folder: Path) -> bool:
+    """Tells whether ``read_records`` finds everything about every item."""
+    try:
+        read_records(folder)
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    return True
 
 
 def count_resized(folder: Path) -> int:
@@ -48,7 +68,7 @@ def count_resized(folder: Path) -> int:
 
 def _rows_if_any(folder: Path) -> list[dict[str, object]]:
     path = folder / CONSISTENCY_FILE
-    return read_json_lines(path) if path.exists() else []
+    return read_json_lines(path, MEASURED_KEYS) if path.exists() else []
 
 
 _Known = Mapping[tuple[object, object, object], dict[str, object]]
