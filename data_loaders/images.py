@@ -35,8 +35,10 @@ def decode_rgb(data: bytes, origin: Origin) -> Tensor:
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, DatasetRowError):
             raise
+        # Pillow names the buffer in memory, which tells nothing.
+        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)
         raise DatasetRowError(
-            f"The picture in {origin} ({len(data)} bytes) cannot be decoded: {error}. Replace it or drop the row."
+            f"The picture in {origin} ({len(data)} bytes) cannot be decoded: {reason}. Replace it or drop the row."
         ) from error
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
 

@@ -12,6 +12,8 @@ from physedit.data_loaders.sample import DatasetLayoutError, Origin
 
 logger = logging.getLogger(__name__)
 
+_DOWNLOAD_AGAIN = "Download or write it again."
+
 
 class ParquetRows:
     """Random access to the rows of parquet files, in the order of ``files``.
@@ -22,9 +24,13 @@ class ParquetRows:
     """
 
     def __init__(self, files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> None:
-        """Opens the columns ``texts`` and ``pictures``; the caller has checked that all files have them."""
+        """Opens the columns ``texts`` and ``pictures``; the caller has checked that all files have them.
+
+        Raises:
+            DatasetLayoutError: no rows, or a file that cannot be read to its end.
+        """
         from datasets import Dataset, Features, Image, Value, config
-        from pyarrow import parquet
+        from datasets.exceptions import DatasetGenerationError
 
         size_gib = sum(file.stat().st_size for file in files) / 2**30
         logger.info(
@@ -37,11 +43,20 @@ class ParquetRows:
 
         features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
         self._files = tuple(files)
-        self._ends = list(itertools.accumulate(parquet.read_metadata(file).num_rows for file in files))
-        with _without_bars():
-            self._rows = Dataset.from_parquet(
-                [str(file) for file in files], columns=list(features), features=Features(features)
-            )
+        counts = [_num_rows(file) for file in files]
+        self._ends = list(itertools.accumulate(counts))
+        filled = [str(file) for file, count in zip(files, counts, strict=True) if count]
+        if not filled:
+            raise DatasetLayoutError(f"{', '.join(map(str, files))}: the data set has no rows. {_DOWNLOAD_AGAIN}")
+        try:
+            with _without_bars():
+                self._rows = Dataset.from_parquet(filled, columns=list(features), features=Features(features))
+        except DatasetGenerationError as error:
+            for file in files:
+                _refuse_damage(file, list(features))
+            raise DatasetLayoutError(
+                f"{', '.join(filled)}: the rows cannot be converted: {error.__cause__ or error}. {_DOWNLOAD_AGAIN}"
+            ) from error
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -89,8 +104,53 @@ def parquet_columns(file: Path) -> Mapping[str, str]:
     try:
         schema = parquet.read_schema(file)
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DatasetLayoutError(f"{file} is no readable parquet file: {error}. Download it again.") from error
+        reason = " ".join(str(error).split())
+        raise DatasetLayoutError(f"{file} is no readable parquet file: {reason}. Download it again.") from error
     return {field.name: str(field.type) for field in schema}
+
+
+def read_parquet_rows(file: Path, columns: Sequence[str]) -> list[dict[str, object]]:
+    """Returns the named columns of all rows of ``file``, held in memory.
+
+    Raises:
+        DatasetLayoutError: the file cannot be read to its end.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[dict[str, object]] = parquet.read_table(file, columns=list(columns)).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+    return rows
+
+
+def _num_rows(file: Path) -> int:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return int(parquet.read_metadata(file).num_rows)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def _refuse_damage(file: Path, columns: Sequence[str]) -> None:
+    """Raises for a file that cannot be read to its end."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            for _ in table.iter_batches(columns=list(columns)):
+                pass
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> DatasetLayoutError:
+    reason = " ".join(str(error).split())
+    return DatasetLayoutError(f"{file} is damaged: {reason}. {_DOWNLOAD_AGAIN}")
 
 
 def find_parquet_files(path: Path, *, remedy: str) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from physedit.data_loaders.images import decode_rgb
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
-from physedit.data_loaders.tables import parquet_columns
+from physedit.data_loaders.tables import parquet_columns, read_parquet_rows
 from physedit.eval_hooks.files import file_digest
 from physedit.eval_hooks.picabench.annotations import Question, parse_edit_area, parse_questions
 
@@ -156,8 +156,6 @@ def _load(path: Path, columns: tuple[str, ...]) -> tuple[BenchmarkItem, ...]:
 
 
 def _read_rows(file: Path, columns: tuple[str, ...]) -> list[dict[str, object]]:
-    from pyarrow import parquet
-
     found = parquet_columns(file)
     missing = [name for name in _REQUIRED if name not in found]
     if missing:
@@ -165,10 +163,7 @@ def _read_rows(file: Path, columns: tuple[str, ...]) -> list[dict[str, object]]:
             f"PICABench: {file} lacks the columns {', '.join(missing)}. Found: {', '.join(found)}. "
             f"Expected: {', '.join(_REQUIRED)} and, optionally, edit_area. {_REMEDY}"
         )
-    rows: list[dict[str, object]] = parquet.read_table(
-        file, columns=[name for name in columns if name in found]
-    ).to_pylist()
-    return rows
+    return read_parquet_rows(file, [name for name in columns if name in found])
 
 
 def _parse_item(row: Mapping[str, object], index: int, origin: Origin, target: bytes | None) -> BenchmarkItem:
@@ -200,13 +195,18 @@ def _picture_bytes(value: object, origin: Origin) -> bytes:
 def _load_targets(file: Path) -> dict[int, bytes]:
     if not file.exists():
         return {}
-    from pyarrow import parquet
-
     found = parquet_columns(file)
     if not {"index", "tgt_img"} <= found.keys():
         raise DatasetLayoutError(
             f"{file}: expected the columns index and tgt_img, found {', '.join(found)}. Write it again or delete it; "
             "it only serves contact sheets."
         )
-    rows = parquet.read_table(file, columns=["index", "tgt_img"]).to_pylist()
-    return {int(row["index"]): _picture_bytes(row["tgt_img"], Origin(str(file), n)) for n, row in enumerate(rows)}
+    rows = read_parquet_rows(file, ["index", "tgt_img"])
+    return {_index(row, file): _picture_bytes(row["tgt_img"], Origin(str(file), n)) for n, row in enumerate(rows)}
+
+
+def _index(row: Mapping[str, object], file: Path) -> int:
+    index = row["index"]
+    if not isinstance(index, int):
+        raise DatasetLayoutError(f"{file}: column index holds {index!r}. Write it again or delete it.")
+    return index

@@ -122,3 +122,9 @@ def test_pillows_own_limit_names_the_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(DatasetRowError, match=r"absent\.png"):
         read_rgb(tmp_path / "absent.png")
+
+
+def test_bytes_that_are_no_picture_are_named_by_file_and_row() -> None:
+    with pytest.raises(DatasetRowError, match=r"set\.parquet.*3.*its format is not known") as caught:
+        decode_rgb(b"junk", Origin("set.parquet", 3))
+    assert "BytesIO" not in str(caught.value)

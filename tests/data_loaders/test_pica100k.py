@@ -126,3 +126,30 @@ def test_pictures_of_unlike_size_need_a_resolution(write_pica, png) -> None:
 def test_settings_that_make_no_sense_are_refused(write_pica, key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"data\.{key}"):
         Pica100k(path=str(write_pica()), **{key: value})
+
+
+def test_file_with_a_hole_is_named(write_pica) -> None:
+    path = write_pica("data/train-00000-of-2.parquet")
+    file = write_pica("data/train-00001-of-2.parquet") / "data/train-00001-of-2.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:200] = bytes(196)
+    file.write_bytes(content)
+    with pytest.raises(DatasetLayoutError, match=r"train-00001-of-2\.parquet is damaged: .*again"):
+        Pica100k(path=str(path))
+
+
+def test_set_without_rows_is_named(write_pica) -> None:
+    with pytest.raises(DatasetLayoutError, match=r"train-00000\.parquet: the data set has no rows\. Download"):
+        Pica100k(path=str(write_pica(num_rows=0)))
+
+
+def test_file_without_rows_among_others_is_passed_over(write_pica) -> None:
+    for number, num_rows in enumerate((2, 0, 2)):
+        path = write_pica(f"data/train-{number}.parquet", num_rows=num_rows)
+    data = Pica100k(path=str(path))
+    assert [data.sample(i, PromptLevel.EXPLICIT).sample_id for i in range(4)] == [
+        "train-0.parquet:0",
+        "train-0.parquet:1",
+        "train-2.parquet:0",
+        "train-2.parquet:1",
+    ]
