@@ -31,6 +31,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from physedit.data_loaders.sample import DatasetLayoutError
 from physedit.data_loaders.scenes import schemas
 from physedit.data_loaders.scenes.scene import LAWS, draw_scene
 
@@ -175,7 +176,8 @@ def ensure_world(folder: Path, *, num_train: int, num_benchmark: int, seed: int,
     Processes that do this at the same time end with one whole folder.
 
     Raises:
-        ValueError: the folder holds something else, or a seed or count that the world has not.
+        DatasetLayoutError: the folder holds something else, or a file that was changed since.
+        ValueError: a seed or count that the world has not.
     """
     if not folder.exists():
         try:
@@ -190,16 +192,34 @@ def _check_world(folder: Path, request: dict[str, object]) -> None:
     remedy = "Delete the folder, or name another with scenes.folder=..."
     note = folder / "world.json"
     if not note.is_file():
-        raise ValueError(f"{folder} exists but is no embedded world: it has no world.json. {remedy}")
-    found = json.loads(note.read_text())
+        raise DatasetLayoutError(f"{folder} exists but is no embedded world: it has no world.json. {remedy}")
+    found = _read_note(note, remedy)
     differing = [
         f"{key} {found.get(key)} instead of {value}" for key, value in request.items() if found.get(key) != value
     ]
     if differing:
-        raise ValueError(f"{folder} holds another embedded world: {', '.join(differing)}. {remedy}")
-    missing = [name for name in found["files"] if not (folder / name).is_file()]
+        raise DatasetLayoutError(f"{folder} holds another embedded world: {', '.join(differing)}. {remedy}")
+    files = found["files"]
+    assert isinstance(files, dict)  # _read_note has seen to it
+    missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}. {remedy}")
+        raise DatasetLayoutError(f"{folder} lacks {', '.join(missing)}. {remedy}")
+    for name, digest in files.items():
+        if _hash(folder / name) != digest:
+            raise DatasetLayoutError(
+                f"{folder / name} was changed after it was written: its hash is not the one in {note}. Remove the "
+                f"folder {folder} to write it anew."
+            )
+
+
+def _read_note(note: Path, remedy: str) -> dict[str, object]:
+    try:
+        found = json.loads(note.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DatasetLayoutError(f"{note} is damaged: not JSON ({error}). {remedy}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("files"), dict) or not found["files"]:
+        raise DatasetLayoutError(f"{note} is damaged: it names no files of an embedded world. {remedy}")
+    return found
 
 
 def _request(num_train: int, num_benchmark: int, seed: int) -> dict[str, object]:
@@ -265,4 +285,9 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def _hashes(folder: Path) -> dict[str, str]:
     files = sorted(file for file in folder.rglob("*.parquet"))
-    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.relative_to(folder).as_posix(): _hash(file) for file in files}
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

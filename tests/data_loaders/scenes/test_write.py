@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from physedit.data_loaders.pica100k import Pica100k
-from physedit.data_loaders.sample import PromptLevel
+from physedit.data_loaders.sample import DatasetLayoutError, PromptLevel
 from physedit.data_loaders.scenes.scene import LAWS, draw_scene
 from physedit.data_loaders.scenes.write import (
     Target,
@@ -172,6 +172,32 @@ def test_ensure_world_names_files_that_are_gone(tmp_path):
     (tmp_path / "world" / "benchmark" / "targets.parquet").unlink()
 
     with pytest.raises(ValueError, match=r"lacks benchmark/targets\.parquet"):
+        ensure_world(tmp_path / "world", **SMALL)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_ensure_world_names_a_damaged_note(tmp_path, text):
+    (tmp_path / "world.json").write_text(text)
+    with pytest.raises(DatasetLayoutError, match=r"world\.json is damaged.*Delete the folder"):
+        ensure_world(tmp_path, **SMALL)
+
+
+@pytest.mark.parametrize("files", [None, {}, []])
+def test_ensure_world_needs_the_list_of_files(tmp_path, world, files):
+    note = json.loads((world / "world.json").read_text())
+    (tmp_path / "world.json").write_text(json.dumps({**note, "files": files}))
+    with pytest.raises(DatasetLayoutError, match=r"names no files"):
+        ensure_world(tmp_path, **SMALL)
+
+
+def test_ensure_world_refuses_a_changed_file(tmp_path):
+    ensure_world(tmp_path / "world", **SMALL)
+    file = tmp_path / "world" / "train" / "train-00000.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(DatasetLayoutError, match=r"train-00000\.parquet was changed after it was written.*Remove"):
         ensure_world(tmp_path / "world", **SMALL)
 
 
