@@ -11,6 +11,7 @@ from pathlib import Path
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
 
 logger = logging.getLogger(__name__)
+_LARGE_GIB = 1.0
 
 _DOWNLOAD_AGAIN = "Download or write it again."
 
@@ -33,14 +34,14 @@ class ParquetRows:
         from datasets.exceptions import DatasetGenerationError
 
         size_gib = sum(file.stat().st_size for file in files) / 2**30
-        logger.info(
-            "Opening %d parquet files (%.1f GiB). Their first use writes about as much to the Arrow cache at %s; "
-            "HF_DATASETS_CACHE moves it.",
-            len(files),
-            size_gib,
-            config.HF_DATASETS_CACHE,
-        )
-
+        if size_gib >= _LARGE_GIB:
+            logger.info(
+                "Opening %d parquet file(s) of %.0f GiB. The first use writes about as much to the Arrow cache at %s; "
+                "HF_DATASETS_CACHE moves it.",
+                len(files),
+                size_gib,
+                config.HF_DATASETS_CACHE,
+            )
         features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
         self._files = tuple(files)
         counts = [_num_rows(file) for file in files]

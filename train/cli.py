@@ -94,10 +94,11 @@ def train(
 
     preflight.check(config)
     if dry_run:
-        typer.echo("Everything checked so far can be used; nothing was started.")
+        typer.echo("Settings, components, data, local weights and run folder can be used; nothing was started.")
         return
     program = "python -m physedit.train" if Path(sys.argv[0]).name == "__main__.py" else "physedit train"
-    command = f"{program} {shlex.join(given)}"
+    options = [] if config_dir is None else ["--config-dir", str(config_dir)]
+    command = f"{program} {shlex.join([*options, *given])}"
     with stop_on_signal() as stop:
         try:
             reports = sft.train(config, given, command, stop)
@@ -114,9 +115,7 @@ def train(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a folder with an adapter.")],
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write; CHECKPOINT's run/evaluations/NAME if left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: RUN/evaluations/CHECKPOINT_NAME.")] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000800."""
@@ -151,8 +150,8 @@ def scenes_write(
         ensure_world(folder, num_train=num_train, num_benchmark=num_benchmark, seed=seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    state = "written to" if is_new else "already in"
-    typer.echo(f"{num_train} training pairs and {num_benchmark} benchmark scenes are {state} {folder}.")
+    if not is_new:
+        typer.echo(f"{num_train} training pairs and {num_benchmark} benchmark scenes are already in {folder}.")
 
 
 @config_app.command("show")

@@ -74,6 +74,7 @@ class TrainConfig:
     run_name: str = MISSING
     """Names the run folder below ``output_root``."""
     output_root: str = "runs"
+    """Folder of all run folders, and of the base evaluations they share."""
     resume: str = "auto"
     """auto: go on from the newest complete checkpoint if there is one. never: refuse an existing run folder."""
     seed: int = 0

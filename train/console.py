@@ -8,7 +8,7 @@ from rich.table import Table
 
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.report import law_table, overall_table, show_change, show_interval, show_value
-from physedit.train.checkpoint import step_name
+from physedit.train.checkpoint import step_folders
 
 FILES = ("summary.json", "report.html", "metrics.jsonl", "wandb")
 
@@ -22,8 +22,9 @@ def print_results(folder: Path, reports: Sequence[EvalReport]) -> None:
         for note in report.notes:
             console.print(note, markup=False, highlight=False)
     paths = {name: folder / name for name in FILES}
-    for report in newest.values():
-        paths["adapter"] = folder / "checkpoints" / step_name(report.step) / "adapter"
+    saved = step_folders(folder / "checkpoints")
+    if saved:
+        paths["adapter"] = saved[-1] / "adapter"
     for name, path in paths.items():
         if path.exists():
             console.print(f"{name:14} {path}", markup=False, highlight=False, soft_wrap=True)

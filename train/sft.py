@@ -46,6 +46,7 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
     accumulation = batches_per_step(config, accelerator.num_processes)
     share = Share(int(config.micro_batch), accumulation, accelerator.process_index, accelerator.num_processes)
     backbone: Backbone = build_checked("backbone", config.backbone)
+    _check_resolution(config, backbone.pixel_multiple)
     adapter_format = add_lora(backbone, config)
     with accelerator.main_process_first():
         write_scenes(config)
@@ -191,6 +192,15 @@ def _facts(config: DictConfig) -> dict[str, str]:
         "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
         "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
     }
+
+
+def _check_resolution(config: DictConfig, pixel_multiple: int) -> None:
+    for side in config.data.get("resolution") or ():
+        if side % pixel_multiple:
+            raise ConfigError(
+                f"data.resolution={list(config.data.resolution)}: the backbone needs both sides to be multiples of "
+                f"{pixel_multiple} pixels. The nearest below is {side - side % pixel_multiple}."
+            )
 
 
 def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:
