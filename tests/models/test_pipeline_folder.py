@@ -24,12 +24,17 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-def test_whole_folder_is_accepted(folder: Path) -> None:
+def test_whole_folder_is_accepted_until_a_part_is_gone(folder: Path) -> None:
     FluxKontext.check_weights(str(folder))
+    shutil.rmtree(folder / "vae")
+    with pytest.raises(ValueError, match="vae"):
+        FluxKontext.check_weights(str(folder))
 
 
-def test_toy_is_accepted() -> None:
-    FluxKontext.check_weights("toy")
+@pytest.mark.parametrize("weights", ["toy", "random_tiny"])
+def test_shipped_weights_are_accepted_and_load(weights: str) -> None:
+    FluxKontext.check_weights(weights)
+    assert FluxKontext(weights=weights, dtype="float32", max_text_tokens=24).pixel_multiple in (8, 16)
 
 
 @pytest.mark.parametrize(
