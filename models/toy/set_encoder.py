@@ -1,7 +1,7 @@
 """An image encoder whose weights are set, not trained: a principal component analysis of 4x4 patches.
 
-A learned encoder of this cost stayed at 25 dB and lost the colours that instructions need; sixteen principal
-components of a patch keep 38 dB, are exact arithmetic, and give unchanged pixels unchanged latents.
+A learned encoder of this cost loses the colours that instructions need; sixteen principal components of a patch
+keep them, are exact arithmetic, and give unchanged pixels unchanged latents.
 
 The network must compute a linear map in spite of its residual blocks, its group norm and its SiLU:
 
