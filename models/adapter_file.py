@@ -1,9 +1,11 @@
-"""LoRA files that the stock FLUX pipelines load: names, dtype and metadata."""
+"""LoRA files that the stock diffusers pipelines load: names, dtype and metadata."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,50 +16,86 @@ ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 _PREFIX = "transformer."
 _METADATA = "lora_adapter_metadata"
 """Where diffusers keeps peft's settings, as JSON; each name begins with the component's prefix."""
-_OTHER_SCALES = ("rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+_UNEVEN = ("rank_pattern", "alpha_pattern")
 
 
 class AdapterFileError(ValueError):
     """An adapter's file is missing, damaged or of another kind of model."""
 
 
+class LoraPipeline(Protocol):
+    """A diffusers pipeline class that saves adapters of its transformer."""
+
+    def save_lora_weights(
+        self,
+        save_directory: Path,
+        *,
+        transformer_lora_layers: dict[str, Tensor],
+        transformer_lora_adapter_metadata: dict[str, object],
+    ) -> None:
+        """Writes the tensors and the metadata under the prefix ``transformer.``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterFormat:
-    """What an adapter's file says beside its matrices: their rank, and alpha, by which they count alpha / rank."""
+    """What an adapter's file says beside its tensors: how to count with them.
+
+    Attributes:
+        rank: width of the matrices.
+        alpha: strength.
+        use_dora: there is a magnitude for every row of each adapted weight.
+        use_rslora: the scale is ``alpha / sqrt(rank)``, not ``alpha / rank``.
+    """
 
     rank: int
     alpha: float
+    use_dora: bool = False
+    use_rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor of ``B A``."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
-def write_flux_adapter(state: Mapping[str, Tensor], folder: Path, *, rank: int, alpha: float) -> None:
+def write_adapter(
+    pipeline: LoraPipeline, state: Mapping[str, Tensor], folder: Path, adapter_format: AdapterFormat
+) -> None:
     """Writes ``state`` in float32 to ``folder/pytorch_lora_weights.safetensors``.
 
-    Rank and alpha go into the file's metadata: without them a loader takes alpha to be the rank.
+    The format goes into the file's metadata, from which a stock pipeline takes it: without metadata a loader takes
+    alpha to be the rank.
+
+    Args:
+        pipeline: the class of the stock pipeline that shall load the file.
+        state: tensors by the names of ``lora.adapter_state``.
+        folder: where the file is written.
+        adapter_format: rank, alpha and variant of ``state``.
 
     Raises:
-        ValueError: nothing to write, or a matrix whose rank is not ``rank``.
+        ValueError: nothing to write, or tensors that are not of that format.
     """
-    from diffusers import FluxKontextPipeline
-
-    unfit = [name for name, value in state.items() if value.shape["lora_B" in name] != rank]
-    if unfit or not state:
-        raise ValueError(
-            f"An adapter of rank {rank} was to be written, but {len(unfit)} of {len(state)} matrices have "
-            f"another rank, such as {unfit[:3]}. Pass the full state and the rank it was made with."
-        )
-    modules = sorted({name.rpartition(".lora_")[0] for name in state})
-    FluxKontextPipeline.save_lora_weights(
+    _check_fit(state, adapter_format)
+    layers = sorted({name.rpartition(".lora_")[0] for name in state})
+    pipeline.save_lora_weights(
         folder,
         transformer_lora_layers={
             name: value.detach().to("cpu", torch.float32).contiguous() for name, value in state.items()
         },
-        transformer_lora_adapter_metadata={"r": rank, "lora_alpha": alpha, "target_modules": modules},
+        transformer_lora_adapter_metadata={
+            "r": adapter_format.rank,
+            "lora_alpha": adapter_format.alpha,
+            "use_dora": adapter_format.use_dora,
+            "use_rslora": adapter_format.use_rslora,
+            "target_modules": layers,
+        },
     )
     _sort_header(folder / ADAPTER_FILE)
 
 
-def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
-    """Reads the matrices of ``folder`` in float32 on the CPU, without the file's ``transformer.`` prefix.
+def read_adapter(folder: Path) -> dict[str, Tensor]:
+    """Reads the tensors of ``folder`` in float32 on the CPU, without the file's ``transformer.`` prefix.
 
     Raises:
         AdapterFileError: no such file, a damaged one, or a name without that prefix.
@@ -70,17 +108,17 @@ def read_flux_adapter(folder: Path) -> dict[str, Tensor]:
     foreign = [name for name in stored if not name.startswith(_PREFIX)]
     if foreign:
         raise AdapterFileError(
-            f"{file} is no adapter of a FLUX transformer: it holds {', '.join(foreign[:3])}. Give the folder of an "
-            "adapter that was trained on this backbone."
+            f"{file} is no adapter of a diffusers transformer: it holds {', '.join(foreign[:3])}. Give the folder of "
+            "an adapter that was trained on this backbone."
         )
     return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
 
 
 def read_adapter_format(folder: Path) -> AdapterFormat | None:
-    """Reads rank and alpha of the adapter in ``folder``, or None if its file does not tell them.
+    """Reads the format of the adapter in ``folder``, or None if its file does not tell rank and alpha.
 
     Raises:
-        AdapterFileError: no such file, a damaged one, or an adapter that one alpha and one rank do not describe.
+        AdapterFileError: no such file, a damaged one, or an adapter that no one format describes.
     """
     file = _adapter_file(folder)
     try:
@@ -92,20 +130,42 @@ def read_adapter_format(folder: Path) -> AdapterFormat | None:
     if not isinstance(described, dict):
         raise AdapterFileError(f"{file} describes itself by a {type(described).__name__}. Copy or train it again.")
     settings = {name.removeprefix(_PREFIX): value for name, value in described.items() if name.startswith(_PREFIX)}
-    if others := [name for name in _OTHER_SCALES if settings.get(name)]:
+    if uneven := [name for name in _UNEVEN if settings.get(name)]:
         raise AdapterFileError(
-            f"{file} has {', '.join(others)}: its layers are not all scaled by one alpha / rank. Only adapters with "
-            "one rank and one alpha can be used."
+            f"{file} has {', '.join(uneven)}: its layers are not all scaled by one alpha and one rank. Only adapters "
+            "with one rank and one alpha can be used."
         )
     if not {"r", "lora_alpha"} <= settings.keys():
         return None
     try:
-        return AdapterFormat(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+        return AdapterFormat(
+            rank=int(settings["r"]),
+            alpha=float(settings["lora_alpha"]),
+            use_dora=bool(settings.get("use_dora", False)),
+            use_rslora=bool(settings.get("use_rslora", False)),
+        )
     except (TypeError, ValueError) as error:
         raise AdapterFileError(
             f"{file} says rank {settings['r']!r} and alpha {settings['lora_alpha']!r}; both must be numbers. Copy or "
             "train it again."
         ) from error
+
+
+def _check_fit(state: Mapping[str, Tensor], adapter_format: AdapterFormat) -> None:
+    rank = adapter_format.rank
+    matrices = {name: value for name, value in state.items() if value.ndim == 2}
+    unfit = [name for name, value in matrices.items() if value.shape["lora_B" in name] != rank]
+    if unfit or not matrices:
+        raise ValueError(
+            f"An adapter of rank {rank} was to be written, but {len(unfit)} of {len(matrices)} matrices have "
+            f"another rank, such as {unfit[:3]}. Pass the full state and the rank it was made with."
+        )
+    num_magnitudes, num_layers = len(state) - len(matrices), len(matrices) // 2
+    if num_magnitudes != (num_layers if adapter_format.use_dora else 0):
+        raise ValueError(
+            f"An adapter with use_dora={adapter_format.use_dora} was to be written, but its state has magnitudes for "
+            f"{num_magnitudes} of {num_layers} layers. Pass the full state and the settings it was made with."
+        )
 
 
 def _adapter_file(folder: Path) -> Path:

@@ -104,7 +104,7 @@ class Backbone(Protocol):
         """
         ...
 
-    def save_adapter(self, state: Mapping[str, Tensor], folder: str, *, rank: int, alpha: float) -> None:
+    def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
         """Writes adapter tensors (peft names) as diffusers LoRA safetensors that the stock pipeline loads."""
         ...
 

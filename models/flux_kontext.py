@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
-from physedit.models.adapter_file import AdapterFormat, read_adapter_format, read_flux_adapter, write_flux_adapter
+from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
 from physedit.models.backbone import Conditioning
 from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, time_shift
 from physedit.models.flux_text import FluxTextStates
@@ -217,27 +217,27 @@ class FluxKontext:
             ).images
         return (pictures.float() * 255).round().to("cpu", torch.uint8)
 
-    def save_adapter(self, state: Mapping[str, Tensor], folder: str, *, rank: int, alpha: float) -> None:
-        """Writes ``pytorch_lora_weights.safetensors`` in float32, with rank and alpha as its metadata.
+    def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
+        """Writes ``pytorch_lora_weights.safetensors`` in float32, with the format as its metadata.
 
         Raises:
-            ValueError: a matrix whose rank is not ``rank``.
+            ValueError: tensors that are not of that format.
         """
-        write_flux_adapter(state, Path(folder), rank=rank, alpha=alpha)
+        write_adapter(type(self._pipeline), state, Path(folder), adapter_format)
 
     def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
         """Reads what ``save_adapter`` wrote: float32 on the CPU under the names of ``adapter_state``.
 
         Raises:
-            ValueError: no such file, or matrices of something other than a FLUX transformer.
+            ValueError: no such file, or tensors of something other than a transformer.
         """
-        return read_flux_adapter(Path(folder))
+        return read_adapter(Path(folder))
 
     def adapter_format(self, folder: str) -> AdapterFormat | None:
-        """Reads rank and alpha of the adapter in ``folder``; None if its file does not tell them.
+        """Reads the format of the adapter in ``folder``; None if its file does not tell rank and alpha.
 
         Raises:
-            ValueError: no such file, or an adapter that one rank and one alpha do not describe.
+            ValueError: no such file, or an adapter that no one format describes.
         """
         return read_adapter_format(Path(folder))
 

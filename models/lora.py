@@ -1,6 +1,7 @@
 """LoRA adapters on a denoiser: adding, reading, writing and switching them.
 
-Names are peft's without the adapter's name: ``transformer_blocks.0.attn.to_q.lora_A.weight``.
+Names are those of peft's files, without the adapter's name: ``transformer_blocks.0.attn.to_q.lora_A.weight``,
+``.lora_B.weight``, and with DoRA ``.lora_magnitude_vector``.
 """
 
 import math
@@ -14,16 +15,47 @@ import torch
 from torch import Tensor, nn
 
 from physedit.data_loaders.streams import stream_seed
+from physedit.models.adapter_file import AdapterFormat
+from physedit.models.lora_targets import matching_layers, shortened
 
 ADAPTER_NAME = "default"
-_PARAMETER_NAME = re.compile(rf"(?P<module>.+)\.(?P<matrix>lora_[AB])\.{ADAPTER_NAME}\.weight")
+_PARAMETER_NAME = re.compile(rf"(?P<layer>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)\.{ADAPTER_NAME}\.weight")
+_MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What an adapter is made of, apart from its layers.
+
+    Attributes:
+        rank: width of the matrices, at least 1.
+        alpha: strength; the adapter's output is scaled by ``alpha / rank``.
+        dropout: share of each adapted layer's inputs that the adapter does not see in training, 0 to below 1.
+        use_dora: the adapter also learns the length of every row of the layer's weight (DoRA). Every step then
+            computes the whole adapted weight, which costs time and memory.
+        use_rslora: scale by ``alpha / sqrt(rank)`` instead (rsLoRA).
+
+    Source: DoRA arXiv 2402.09353; rsLoRA arXiv 2312.03732.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    use_dora: bool = False
+    use_rslora: bool = False
+
+    @property
+    def format(self) -> AdapterFormat:
+        """What the adapter's file says of these settings; dropout concerns training alone."""
+        return AdapterFormat(self.rank, self.alpha, use_dora=self.use_dora, use_rslora=self.use_rslora)
 
 
 @dataclass(frozen=True, slots=True)
 class LoraReport:
-    """What an adapter consists of: the names of its matrices in order, and how many numbers they hold."""
+    """What an adapter consists of: its tensors' names in order, how many layers and how many numbers."""
 
     names: tuple[str, ...]
+    num_layers: int
     num_parameters: int
 
 
@@ -42,56 +74,52 @@ def preset_targets(presets: Mapping[str, tuple[str, ...]], preset: str) -> tuple
     return presets[preset]
 
 
-def add_adapter(
-    denoiser: nn.Module,
-    *,
-    rank: int,
-    alpha: float,
-    targets: tuple[str, ...],
-    seed: int,
-) -> LoraReport:
-    """Adds float32 LoRA matrices to every linear layer whose full name matches one of ``targets``.
+def add_adapter(denoiser: nn.Module, settings: LoraSettings, *, targets: tuple[str, ...], seed: int) -> LoraReport:
+    """Adds a float32 adapter to every linear layer whose full name matches one of ``targets``.
 
     The base is frozen, whatever its dtype. A is uniform in +-1/sqrt(in_features) from (seed, name) alone, so
-    it depends neither on the global generator nor on the other layers; B is zero, so the adapter changes
-    nothing yet.
+    it depends neither on the global generator nor on the other layers; B is zero and DoRA's magnitudes are the
+    base's own float32 row lengths, so the adapter changes nothing yet, bit for bit.
 
     Args:
         denoiser: a bare diffusers model.
-        rank: width of the matrices, at least 1.
-        alpha: the adapter's output is scaled by ``alpha / rank``.
+        settings: rank, alpha and variant.
         targets: regular expressions, matched against the whole module name.
         seed: decides the A matrices.
 
     Raises:
-        ValueError: rank below 1, a target that is no regular expression, or targets that match no linear layer.
+        ValueError: a rank or dropout out of range, or a target that matches no linear layer.
 
     Source: Hu et al., LoRA (arXiv 2106.09685), section 4.1; the bound is peft's kaiming_uniform(a=sqrt(5)).
     """
     from peft import LoraConfig
 
-    if rank < 1:
-        raise ValueError(f"adapter.rank must be at least 1, found {rank}.")
+    _check(settings)
     denoiser.requires_grad_(False)
-    modules = _matching_linears(denoiser, targets)
+    layers = matching_layers(denoiser, targets)
     config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=_exactly(modules),
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_dora=settings.use_dora,
+        use_rslora=settings.use_rslora,
+        target_modules=_exactly(layers),
         init_lora_weights=True,
     )
     # peft draws from the global generator; the caller's stream must not move.
     with torch.random.fork_rng(devices=_cuda_devices(denoiser)):
         denoiser.add_adapter(config, adapter_name=ADAPTER_NAME)  # type: ignore[operator]
+    # peft's new modules are in train mode, whatever the model is in: dropout would act in an evaluation.
+    denoiser.train(denoiser.training)
     parameters = _adapter_parameters(denoiser)
     for name, parameter in parameters.items():
-        parameter.data = _initial_value(name, parameter, seed).to(parameter.device)
+        parameter.data = _initial_value(name, denoiser, parameter, seed).to(parameter.device)
         parameter.requires_grad_(True)
-    return LoraReport(tuple(parameters), sum(parameter.numel() for parameter in parameters.values()))
+    return LoraReport(tuple(parameters), len(layers), sum(parameter.numel() for parameter in parameters.values()))
 
 
 def adapter_state(denoiser: nn.Module) -> dict[str, Tensor]:
-    """Returns the adapter's matrices by name in a fixed order: detached views of the live parameters."""
+    """Returns the adapter's tensors by name in a fixed order: detached views of the live parameters."""
     return {name: parameter.detach() for name, parameter in _adapter_parameters(denoiser).items()}
 
 
@@ -106,9 +134,9 @@ def load_state(denoiser: nn.Module, state: Mapping[str, Tensor]) -> None:
     reshaped = [n for n in live.keys() & state.keys() if live[n].shape != state[n].shape]
     if missing or unexpected or reshaped:
         raise ValueError(
-            f"The adapter state does not fit the model's adapter of {len(live)} matrices: missing "
-            f"{_shortened(missing)}; unexpected {_shortened(unexpected)}; of another shape "
-            f"{_shortened(sorted(reshaped))}. Rank and targets must be those the state was saved with."
+            f"The adapter state does not fit the model's adapter of {len(live)} tensors: missing "
+            f"{shortened(missing)}; unexpected {shortened(unexpected)}; of another shape "
+            f"{shortened(sorted(reshaped))}. Rank, targets and use_dora must be those the state was saved with."
         )
     for name, value in live.items():
         value.copy_(state[name])
@@ -154,41 +182,30 @@ def _adapter_parameters(denoiser: nn.Module) -> dict[str, nn.Parameter]:
     for name, parameter in unwrapped(denoiser).named_parameters():
         match = _PARAMETER_NAME.fullmatch(name)
         if match:
-            found[f"{match['module']}.{match['matrix']}.weight"] = parameter
+            suffix = "" if match["part"] == _MAGNITUDE else ".weight"
+            found[f"{match['layer']}.{match['part']}{suffix}"] = parameter
     if not found:
         raise ValueError("The denoiser has no adapter. Call add_adapter first.")
     return found
 
 
-def _matching_linears(denoiser: nn.Module, targets: tuple[str, ...]) -> list[str]:
-    linears = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear)]
-    patterns = [_compiled(target) for target in targets]
-    matching = [name for name in linears if any(pattern.fullmatch(name) for pattern in patterns)]
-    if not matching:
+def _check(settings: LoraSettings) -> None:
+    if settings.rank < 1:
+        raise ValueError(f"adapter.rank must be at least 1, found {settings.rank}.")
+    if not 0 <= settings.dropout < 1:
         raise ValueError(
-            f"The LoRA targets {list(targets)} match none of the {len(linears)} linear layers of "
-            f"{type(denoiser).__name__}; their names are such as {_shortened(linears)}. A target is a "
-            "regular expression over the whole name; see the presets of the backbone."
+            f"adapter.dropout must be at least 0 and below 1, found {settings.dropout}: at 1 the adapter sees nothing."
         )
-    return matching
 
 
-def _compiled(target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target)
-    except re.error as error:
-        raise ValueError(
-            f"adapter.targets has {target!r}, which is no regular expression: {error}. A target is one over the whole "
-            r"name of a layer, such as transformer_blocks\.\d+\.attn\.to_q."
-        ) from error
-
-
-def _exactly(modules: list[str]) -> str:
+def _exactly(layers: list[str]) -> str:
     """Returns the pattern that matches these names alone; peft would match a list by ending."""
-    return "|".join(re.escape(name) for name in modules)
+    return "|".join(re.escape(name) for name in layers)
 
 
-def _initial_value(name: str, parameter: Tensor, seed: int) -> Tensor:
+def _initial_value(name: str, denoiser: nn.Module, parameter: Tensor, seed: int) -> Tensor:
+    if name.endswith(_MAGNITUDE):
+        return _row_lengths(denoiser.get_submodule(name.removesuffix(f".{_MAGNITUDE}")))
     if name.endswith("lora_B.weight"):
         return torch.zeros(parameter.shape, dtype=torch.float32)
     generator = torch.Generator().manual_seed(stream_seed(seed, "adapter", name))
@@ -196,9 +213,13 @@ def _initial_value(name: str, parameter: Tensor, seed: int) -> Tensor:
     return torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 
 
+def _row_lengths(layer: nn.Module) -> Tensor:
+    """Returns float32 lengths ``[out]``; peft's own are rounded to the base's dtype."""
+    from peft.utils.integrations import dequantize_module_weight
+
+    weight: Tensor = dequantize_module_weight(layer.base_layer)
+    return torch.linalg.norm(weight.float(), dim=1)
+
+
 def _cuda_devices(denoiser: nn.Module) -> list[torch.device]:
     return sorted({p.device for p in denoiser.parameters() if p.device.type == "cuda"}, key=str)
-
-
-def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "none"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
-from physedit.models.lora import add_adapter, preset_targets
+from physedit.models.lora import LoraSettings, add_adapter, preset_targets
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 
@@ -111,14 +111,18 @@ def add_lora(backbone: Backbone, config: DictConfig) -> AdapterFormat:
         ConfigError: targets that match no layer.
     """
     wanted = config.adapter
-    alpha = float(wanted.rank if wanted.alpha is None else wanted.alpha)
+    settings = LoraSettings(
+        rank=int(wanted.rank),
+        alpha=float(wanted.rank if wanted.alpha is None else wanted.alpha),
+        dropout=float(wanted.dropout),
+        use_dora=bool(wanted.use_dora),
+        use_rslora=bool(wanted.use_rslora),
+    )
     try:
         presets, preset = backbone.lora_presets, wanted.preset
         targets = tuple(wanted.targets) if preset is None else preset_targets(presets, str(preset))
-        report = add_adapter(
-            backbone.denoiser, rank=int(wanted.rank), alpha=alpha, targets=targets, seed=int(config.seed)
-        )
+        report = add_adapter(backbone.denoiser, settings, targets=targets, seed=int(config.seed))
     except ValueError as error:
         raise ConfigError(f"adapter: {error}") from error
-    logger.info("Adapter: %d layers, %.2f M parameters.", len(report.names), report.num_parameters / 1e6)
-    return AdapterFormat(int(wanted.rank), alpha)
+    logger.info("Adapter: %d layers, %.2f M parameters.", report.num_layers, report.num_parameters / 1e6)
+    return settings.format

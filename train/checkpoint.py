@@ -142,9 +142,7 @@ class CheckpointStore:
 
     def _fill(self, folder: Path, snapshot: Snapshot) -> None:
         (folder / "adapter").mkdir()
-        self._backbone.save_adapter(
-            snapshot.adapter, str(folder / "adapter"), rank=self._format.rank, alpha=self._format.alpha
-        )
+        self._backbone.save_adapter(snapshot.adapter, str(folder / "adapter"), self._format)
         live = {} if snapshot.live is snapshot.adapter else snapshot.live
         tensors = dict(snapshot.optimizer) | {_LIVE + name: value for name, value in live.items()}
         save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "optimizer.safetensors")

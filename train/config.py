@@ -26,6 +26,12 @@ class AdapterConfig:
     """Inner size of the two matrices."""
     alpha: float | None = None
     """Strength; the update is scaled by alpha / rank. None means alpha = rank."""
+    dropout: float = 0.0
+    """Share of each adapted layer's inputs that the adapter does not see in training; off in evaluations."""
+    use_dora: bool = False
+    """DoRA: learn the length of every row of the adapted weights too. Slower, and takes more memory."""
+    use_rslora: bool = False
+    """rsLoRA: scale the update by alpha / sqrt(rank) instead."""
     preset: str | None = "attention_mlp"
     """Which linear layers: attention, attention_mlp, image_stream or all_linear. None when targets are given."""
     targets: list[str] | None = None

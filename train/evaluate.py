@@ -105,8 +105,22 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
 
 
 def _check_format(found: AdapterFormat | None, wanted: AdapterFormat) -> None:
-    if found is not None and found != wanted:
-        raise ValueError(
-            f"the file holds an adapter of rank {found.rank} and alpha {found.alpha:g}, but the config asks for rank "
-            f"{wanted.rank} and alpha {wanted.alpha:g}. Set adapter.rank={found.rank} adapter.alpha={found.alpha:g}."
-        )
+    if found is None or found == wanted:
+        return
+    held, asked = _settings(found), _settings(wanted)
+    differing = [key for key in held if held[key] != asked[key]]
+    raise ValueError(
+        f"the file holds an adapter with {', '.join(f'{key} {held[key]}' for key in differing)}, but the config asks "
+        f"for {', '.join(f'{key} {asked[key]}' for key in differing)}. Set "
+        f"{' '.join(f'adapter.{key}={held[key]}' for key in differing)}."
+    )
+
+
+def _settings(adapter_format: AdapterFormat) -> dict[str, str]:
+    """Returns the format as the values of its keys below ``adapter``."""
+    return {
+        "rank": str(adapter_format.rank),
+        "alpha": f"{adapter_format.alpha:g}",
+        "use_dora": str(adapter_format.use_dora).lower(),
+        "use_rslora": str(adapter_format.use_rslora).lower(),
+    }

@@ -95,6 +95,9 @@ def _check_numbers(key: str, value: object) -> None:
 
 
 def _check_adapter(config: DictConfig) -> None:
+    dropout = config.adapter.dropout
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"adapter.dropout={dropout} must be at least 0 and below 1; 0 means none.")
     preset, targets = config.adapter.preset, config.adapter.targets
     if (preset is None) == (targets is None):
         raise ConfigError(

@@ -15,7 +15,7 @@ import physedit.models
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone, Conditioning
-from physedit.models.lora import adapter_state, add_adapter, load_state, without_adapter
+from physedit.models.lora import LoraSettings, adapter_state, add_adapter, load_state, without_adapter
 from physedit.train.build import build
 
 TOY_FOLDER = Path(physedit.models.__file__).parent / "toy" / "flux_kontext"
@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     batch = EditBatch(
         ("a", "b"), pictures[:2], pictures[2:], ("Remove the ball.", "Make it night so that the lamp casts light.")
     )
-    add_adapter(backbone.denoiser, rank=4, alpha=8.0, targets=backbone.lora_presets["attention_mlp"], seed=0)
+    add_adapter(backbone.denoiser, LoraSettings(4, 8.0), targets=backbone.lora_presets["attention_mlp"], seed=0)
     noise = torch.randn(backbone.encode(batch).target.shape, generator=generator)
     return Case(BUILDERS[request.param], backbone, batch, noise)
 
@@ -254,7 +254,7 @@ def test_presets_have_the_common_names_and_match_something(case: Case) -> None:
     assert set(case.backbone.lora_presets) == PRESETS
     counts = {}
     for name, targets in case.backbone.lora_presets.items():
-        report = add_adapter(case.build().denoiser, rank=2, alpha=2.0, targets=targets, seed=0)
+        report = add_adapter(case.build().denoiser, LoraSettings(2, 2.0), targets=targets, seed=0)
         counts[name] = len(report.names)
     assert 0 < counts["attention"] < counts["attention_mlp"] < counts["all_linear"]
     assert 0 < counts["image_stream"] < counts["attention_mlp"]
@@ -262,7 +262,7 @@ def test_presets_have_the_common_names_and_match_something(case: Case) -> None:
 
 def test_adapter_file_brings_back_every_bit(case: Case, tmp_path: Path) -> None:
     state = randomise(case.backbone)
-    case.backbone.save_adapter(adapter_state(case.backbone.denoiser), str(tmp_path), rank=4, alpha=8.0)
+    case.backbone.save_adapter(adapter_state(case.backbone.denoiser), str(tmp_path), AdapterFormat(4, 8.0))
     loaded = case.backbone.load_adapter(str(tmp_path))
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
@@ -281,5 +281,5 @@ def test_fingerprint_names_the_base_alone(case: Case) -> None:
     other = case.build()
     before = other.fingerprint
     assert before == case.backbone.fingerprint
-    add_adapter(other.denoiser, rank=2, alpha=2.0, targets=other.lora_presets["attention"], seed=1)
+    add_adapter(other.denoiser, LoraSettings(2, 2.0), targets=other.lora_presets["attention"], seed=1)
     assert case.build().fingerprint == before

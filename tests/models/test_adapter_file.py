@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import FluxKontextPipeline, QwenImageEditPipeline
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -12,9 +13,10 @@ from physedit.models.adapter_file import (
     ADAPTER_FILE,
     AdapterFileError,
     AdapterFormat,
+    LoraPipeline,
+    read_adapter,
     read_adapter_format,
-    read_flux_adapter,
-    write_flux_adapter,
+    write_adapter,
 )
 
 LAYER = "transformer_blocks.0.attn.to_q"
@@ -33,9 +35,34 @@ def write_foreign(folder: Path, **settings: object) -> None:
     save_file(stored, folder / ADAPTER_FILE, metadata=metadata)
 
 
-def test_rank_and_alpha_are_read_back(tmp_path: Path) -> None:
-    write_flux_adapter(matrices(), tmp_path, rank=2, alpha=3.5)
-    assert read_adapter_format(tmp_path) == AdapterFormat(rank=2, alpha=3.5)
+@pytest.mark.parametrize("pipeline", [FluxKontextPipeline, QwenImageEditPipeline])
+@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_file_brings_back_tensors_and_format(
+    tmp_path: Path, pipeline: LoraPipeline, use_dora: bool, use_rslora: bool
+) -> None:
+    state = matrices() | ({f"{LAYER}.lora_magnitude_vector": torch.arange(8.0)} if use_dora else {})
+    written = AdapterFormat(rank=2, alpha=3.5, use_dora=use_dora, use_rslora=use_rslora)
+    write_adapter(pipeline, state, tmp_path, written)
+    assert read_adapter_format(tmp_path) == written
+    stored = read_adapter(tmp_path)
+    assert stored.keys() == state.keys()
+    assert all(torch.equal(stored[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(("use_rslora", "scale"), [(False, 2.0), (True, 4.0)])
+def test_scale_is_alpha_by_rank_or_by_its_root(use_rslora: bool, scale: float) -> None:
+    assert AdapterFormat(rank=4, alpha=8.0, use_rslora=use_rslora).scale == scale
+
+
+@pytest.mark.parametrize(("use_dora", "num_magnitudes"), [(True, 0), (False, 1)])
+def test_state_without_its_magnitudes_is_not_written(tmp_path: Path, use_dora: bool, num_magnitudes: int) -> None:
+    state = matrices() | {f"{LAYER}.lora_magnitude_vector": torch.ones(8)}
+    if not num_magnitudes:
+        state = matrices()
+    with pytest.raises(ValueError, match=rf"use_dora={use_dora} was to be written.*{num_magnitudes} of 1 layers"):
+        write_adapter(FluxKontextPipeline, state, tmp_path, AdapterFormat(2, 2.0, use_dora=use_dora))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_file_without_metadata_has_no_format(tmp_path: Path) -> None:
@@ -48,18 +75,15 @@ def test_file_that_stores_empty_patterns_is_read(tmp_path: Path) -> None:
     assert read_adapter_format(tmp_path) == AdapterFormat(rank=2, alpha=4.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("alpha_pattern", {"to_q": 1}), ("rank_pattern", {"to_q": 1}), ("use_rslora", True), ("use_dora", True)],
-)
-def test_adapter_that_is_scaled_otherwise_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    write_foreign(tmp_path, r=2, lora_alpha=4, **{name: value})
+@pytest.mark.parametrize("name", ["alpha_pattern", "rank_pattern"])
+def test_adapter_that_no_one_format_describes_is_refused(tmp_path: Path, name: str) -> None:
+    write_foreign(tmp_path, r=2, lora_alpha=4, **{name: {"to_q": 1}})
     with pytest.raises(ValueError, match=rf"{ADAPTER_FILE}.*{name}"):
         read_adapter_format(tmp_path)
 
 
 def test_missing_file_has_no_format_but_an_error(tmp_path: Path) -> None:
-    for read in (read_adapter_format, read_flux_adapter):
+    for read in (read_adapter_format, read_adapter):
         with pytest.raises(AdapterFileError, match="No adapter at"):
             read(tmp_path)
 
@@ -71,20 +95,20 @@ def test_damaged_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes])
     write_foreign(tmp_path, r=2, lora_alpha=4)
     file = tmp_path / ADAPTER_FILE
     file.write_bytes(damage(file.read_bytes()))
-    for read in (read_adapter_format, read_flux_adapter):
+    for read in (read_adapter_format, read_adapter):
         with pytest.raises(AdapterFileError, match=rf"{ADAPTER_FILE} .*cannot be read"):
             read(tmp_path)
 
 
 def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     save_file({"unet.down.lora_A.weight": torch.ones(2, 2)}, tmp_path / ADAPTER_FILE)
-    with pytest.raises(AdapterFileError, match=r"no adapter of a FLUX transformer: it holds unet\.down"):
-        read_flux_adapter(tmp_path)
+    with pytest.raises(AdapterFileError, match=r"no adapter of a diffusers transformer: it holds unet\.down"):
+        read_adapter(tmp_path)
 
 
 def test_equal_adapters_are_equal_files(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
-        write_flux_adapter(matrices(), tmp_path / name, rank=2, alpha=2.0)
+        write_adapter(FluxKontextPipeline, matrices(), tmp_path / name, AdapterFormat(2, 2.0))
     files = {(tmp_path / name / ADAPTER_FILE).read_bytes() for name in ("a", "b", "c")}
     assert len(files) == 1
     header = json.loads(files.pop()[8:].split(b"}}")[0] + b"}}")
@@ -92,8 +116,6 @@ def test_equal_adapters_are_equal_files(tmp_path: Path) -> None:
 
 
 def test_file_is_not_read_back_to_put_its_header_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from diffusers import FluxKontextPipeline
-
     large = {f"transformer.{name}": value for name, value in matrices(width=2**18).items()}  # 4 MiB
     metadata = {"z": "1", "lora_adapter_metadata": "{}", "a": "2"}
 
@@ -102,9 +124,9 @@ def test_file_is_not_read_back_to_put_its_header_in_order(tmp_path: Path, monkey
         tracemalloc.start()
 
     monkeypatch.setattr(FluxKontextPipeline, "save_lora_weights", save)
-    write_flux_adapter(matrices(), tmp_path, rank=2, alpha=4.0)
+    write_adapter(FluxKontextPipeline, matrices(), tmp_path, AdapterFormat(2, 4.0))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 2**19
-    stored = read_flux_adapter(tmp_path)
+    stored = read_adapter(tmp_path)
     assert all(torch.equal(stored[name.removeprefix("transformer.")], value) for name, value in large.items())

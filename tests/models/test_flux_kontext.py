@@ -17,7 +17,7 @@ from physedit.models import flux_kontext
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.flux_pipeline import load_pipeline
 from physedit.models.latents import pack, unpack
-from physedit.models.lora import adapter_state, add_adapter, load_state
+from physedit.models.lora import LoraSettings, adapter_state, add_adapter, load_state
 
 GUIDANCE = 2.5
 NUM_STEPS = 4
@@ -261,7 +261,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     gradients: list[dict[str, Tensor]] = []
     for checkpointing in (False, True):
         backbone = build(gradient_checkpointing=checkpointing)
-        add_adapter(backbone.denoiser, rank=2, alpha=4.0, targets=backbone.lora_presets["attention_mlp"], seed=0)
+        add_adapter(backbone.denoiser, LoraSettings(2, 4.0), targets=backbone.lora_presets["attention_mlp"], seed=0)
         generator = torch.Generator().manual_seed(1)
         state = adapter_state(backbone.denoiser)
         load_state(backbone.denoiser, {n: 0.1 * torch.randn(v.shape, generator=generator) for n, v in state.items()})
@@ -279,7 +279,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 def test_adapter_stays_float32_over_a_bfloat16_base_and_trains() -> None:
     backbone = build("bfloat16")
-    add_adapter(backbone.denoiser, rank=2, alpha=2.0, targets=backbone.lora_presets["attention"], seed=0)
+    add_adapter(backbone.denoiser, LoraSettings(2, 2.0), targets=backbone.lora_presets["attention"], seed=0)
     parameters = dict(backbone.denoiser.named_parameters())
     assert {p.dtype for n, p in parameters.items() if "lora_" in n} == {torch.float32}
     assert {p.dtype for n, p in parameters.items() if "lora_" not in n} == {torch.bfloat16}

@@ -1,26 +1,22 @@
-from collections.abc import Iterator
-from pathlib import Path
+"""Adding an adapter, reading and writing its values, switching it."""
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from physedit.models.flux_kontext import FluxKontext
-from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline
+from physedit.models.flux_pipeline import LORA_PRESETS
 from physedit.models.lora import (
+    LoraSettings,
     adapter_state,
     add_adapter,
     load_state,
     preset_targets,
     swapped,
-    unwrapped,
     without_adapter,
 )
 from physedit.models.random_tiny import build_random_tiny
 
 ATTENTION = LORA_PRESETS["attention"]
-PROMPT = "remove the ball"
 
 
 def tiny() -> nn.Module:
@@ -33,7 +29,7 @@ def filled(denoiser: nn.Module, seed: int = 2) -> dict[str, Tensor]:
 
 
 def modules(preset: str) -> list[str]:
-    report = add_adapter(tiny(), rank=2, alpha=2.0, targets=LORA_PRESETS[preset], seed=0)
+    report = add_adapter(tiny(), LoraSettings(2, 2.0), targets=LORA_PRESETS[preset], seed=0)
     assert report.names[::2] == tuple(
         f"{name.removesuffix('.lora_B.weight')}.lora_A.weight" for name in report.names[1::2]
     )
@@ -89,7 +85,7 @@ def test_preset_covers_exactly_these_layers(preset: str) -> None:
 
 
 def test_report_counts_the_numbers() -> None:
-    report = add_adapter(tiny(), rank=3, alpha=3.0, targets=(r"transformer_blocks\.0\.attn\.to_q",), seed=0)
+    report = add_adapter(tiny(), LoraSettings(3, 3.0), targets=(r"transformer_blocks\.0\.attn\.to_q",), seed=0)
     assert report.names == (
         "transformer_blocks.0.attn.to_q.lora_A.weight",
         "transformer_blocks.0.attn.to_q.lora_B.weight",
@@ -98,23 +94,13 @@ def test_report_counts_the_numbers() -> None:
 
 
 def test_pattern_of_a_whole_name_leaves_its_namesakes_alone() -> None:
-    report = add_adapter(tiny(), rank=2, alpha=2.0, targets=("proj_out",), seed=0)
+    report = add_adapter(tiny(), LoraSettings(2, 2.0), targets=("proj_out",), seed=0)
     assert report.names == ("proj_out.lora_A.weight", "proj_out.lora_B.weight")
-
-
-def test_targets_that_match_nothing_are_shown_with_real_names() -> None:
-    with pytest.raises(ValueError, match=r"\['attn\.to_q'\] match none of the \d+ linear layers.*time_text_embed"):
-        add_adapter(tiny(), rank=2, alpha=2.0, targets=("attn.to_q",), seed=0)
-
-
-def test_target_that_is_no_regular_expression_is_named() -> None:
-    with pytest.raises(ValueError, match=r"adapter\.targets has 'attn\.\(to_q', which is no regular expression"):
-        add_adapter(tiny(), rank=2, alpha=2.0, targets=("attn.(to_q",), seed=0)
 
 
 def test_rank_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="rank must be at least 1, found 0"):
-        add_adapter(tiny(), rank=0, alpha=1.0, targets=ATTENTION, seed=0)
+        add_adapter(tiny(), LoraSettings(0, 1.0), targets=ATTENTION, seed=0)
 
 
 def test_unknown_preset_is_named_with_its_near_match() -> None:
@@ -127,7 +113,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
     for seed, targets in ((1, ATTENTION), (1, LORA_PRESETS["attention_mlp"]), (2, ATTENTION)):
         torch.manual_seed(len(states))
         denoiser = tiny()
-        add_adapter(denoiser, rank=2, alpha=2.0, targets=targets, seed=seed)
+        add_adapter(denoiser, LoraSettings(2, 2.0), targets=targets, seed=seed)
         states.append(adapter_state(denoiser))
     first, wider, other = states
     assert all(torch.equal(value, wider[name]) for name, value in first.items())
@@ -139,7 +125,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 
 def test_a_matrices_fill_their_range() -> None:
     denoiser = tiny()
-    add_adapter(denoiser, rank=16, alpha=2.0, targets=(r"transformer_blocks\.0\.ff\.net\.2",), seed=1)
+    add_adapter(denoiser, LoraSettings(16, 2.0), targets=(r"transformer_blocks\.0\.ff\.net\.2",), seed=1)
     values = next(iter(adapter_state(denoiser).values()))
     bound = 128**-0.5
     assert values.shape == (16, 128)
@@ -152,20 +138,20 @@ def test_adding_an_adapter_leaves_the_global_generator_alone() -> None:
     denoiser = tiny()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_only_adapter_matrices_are_trainable() -> None:
     denoiser = tiny()
-    report = add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    report = add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     trainable = [name for name, p in denoiser.named_parameters() if p.requires_grad]
     assert [name.replace(".default", "") for name in trainable] == list(report.names)
 
 
 def test_state_is_a_view_of_the_live_values() -> None:
     denoiser = tiny()
-    add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     state = adapter_state(denoiser)
     load_state(denoiser, filled(denoiser))
     assert all(torch.equal(value, filled(denoiser)[name]) for name, value in state.items())
@@ -174,7 +160,7 @@ def test_state_is_a_view_of_the_live_values() -> None:
 
 def test_state_of_another_adapter_is_refused_whole() -> None:
     denoiser = tiny()
-    add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     before = {name: value.clone() for name, value in adapter_state(denoiser).items()}
     wrong = filled(denoiser)
     lost = next(iter(wrong))
@@ -194,7 +180,7 @@ def test_model_without_adapter_says_so() -> None:
 
 def test_swapped_values_go_back_even_after_an_error() -> None:
     denoiser = tiny()
-    add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     before = {name: value.clone() for name, value in adapter_state(denoiser).items()}
     seen = {}
 
@@ -212,100 +198,10 @@ def test_swapped_values_go_back_even_after_an_error() -> None:
 
 def test_switching_the_adapter_off_and_on_changes_nothing_else() -> None:
     denoiser = tiny()
-    add_adapter(denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
+    add_adapter(denoiser, LoraSettings(2, 2.0), targets=ATTENTION, seed=0)
     flags = {name: p.requires_grad for name, p in denoiser.named_parameters()}
     values = filled(denoiser)
     load_state(denoiser, values)
     with without_adapter(denoiser):
         assert all(torch.equal(v, values[n]) for n, v in adapter_state(denoiser).items())
     assert {name: p.requires_grad for name, p in denoiser.named_parameters()} == flags
-
-
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_wrapped_model_edits_and_saves_like_the_bare_one(process_group: None) -> None:
-    backbone = FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=24)
-    add_adapter(backbone.denoiser, rank=2, alpha=2.0, targets=ATTENTION, seed=0)
-    load_state(backbone.denoiser, filled(backbone.denoiser))
-    wrapped = nn.parallel.DistributedDataParallel(backbone.denoiser)
-    assert unwrapped(wrapped) is backbone.denoiser
-    assert adapter_state(wrapped).keys() == adapter_state(backbone.denoiser).keys()
-    assert torch.equal(edited(backbone, wrapped), edited(backbone, backbone.denoiser))
-
-
-def picture() -> Tensor:
-    return torch.randint(0, 256, (1, 3, 64, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-def edited(backbone: FluxKontext, denoiser: nn.Module) -> Tensor:
-    return backbone.edit(
-        denoiser,
-        picture(),
-        [PROMPT],
-        num_steps=3,
-        guidance=2.5,
-        generators=[torch.Generator().manual_seed(4)],
-    )
-
-
-@pytest.mark.parametrize("preset", LORA_PRESETS)
-@pytest.mark.parametrize(("rank", "alpha"), [(4, 16.0), (4, 4.0)])
-def test_stock_pipeline_loads_the_file_and_edits_the_same(tmp_path: Path, preset: str, rank: int, alpha: float) -> None:
-    backbone = FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=24)
-    base = edited(backbone, backbone.denoiser)
-    add_adapter(backbone.denoiser, rank=rank, alpha=alpha, targets=LORA_PRESETS[preset], seed=0)
-    load_state(backbone.denoiser, filled(backbone.denoiser))
-    trained = edited(backbone, backbone.denoiser)
-    assert not torch.equal(trained, base)
-    backbone.save_adapter(adapter_state(backbone.denoiser), str(tmp_path), rank=rank, alpha=alpha)
-
-    stock = load_pipeline("random_tiny", torch.float32)
-    stock.load_lora_weights(str(tmp_path))
-    image = stock(
-        image=Image.fromarray(picture()[0].permute(1, 2, 0).numpy()),
-        prompt=[PROMPT],
-        height=64,
-        width=48,
-        max_area=64 * 48,
-        _auto_resize=False,
-        max_sequence_length=24,
-        num_inference_steps=3,
-        guidance_scale=2.5,
-        generator=torch.Generator().manual_seed(4),
-        output_type="np",
-    ).images
-    loaded = torch.from_numpy((image * 255).round().astype("uint8")).permute(0, 3, 1, 2)
-    # The time embedder's products with one row round by the address of the loaded matrix; all others are exact.
-    levels = 1 if preset == "all_linear" else 0
-    assert (loaded.int() - trained.int()).abs().max() <= levels
-
-
-def test_stored_names_have_the_prefix_and_metadata_keeps_alpha(tmp_path: Path) -> None:
-    import json
-
-    from safetensors import safe_open
-
-    backbone = FluxKontext(weights="random_tiny", dtype="bfloat16", max_text_tokens=24)
-    add_adapter(backbone.denoiser, rank=4, alpha=16.0, targets=ATTENTION, seed=0)
-    state = adapter_state(backbone.denoiser)
-    backbone.save_adapter(state, str(tmp_path), rank=4, alpha=16.0)
-    with safe_open(str(tmp_path / "pytorch_lora_weights.safetensors"), "pt") as file:
-        assert set(file.keys()) == {f"transformer.{name}" for name in state}
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
-        metadata = json.loads(file.metadata()["lora_adapter_metadata"])
-    assert metadata["transformer.lora_alpha"] == 16.0
-    assert metadata["transformer.r"] == 4
-
-
-def test_wrong_rank_is_not_written(tmp_path: Path) -> None:
-    backbone = FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=24)
-    add_adapter(backbone.denoiser, rank=4, alpha=16.0, targets=ATTENTION, seed=0)
-    with pytest.raises(ValueError, match=r"rank 8 was to be written, but \d+ of \d+ matrices"):
-        backbone.save_adapter(adapter_state(backbone.denoiser), str(tmp_path), rank=8, alpha=16.0)
-    assert list(tmp_path.iterdir()) == []

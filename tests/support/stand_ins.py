@@ -94,9 +94,9 @@ class PaintingEditor:
             edited.append(painted)
         return torch.stack(edited)
 
-    def save_adapter(self, state: Mapping[str, Tensor], folder: str, *, rank: int, alpha: float) -> None:
+    def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        metadata = {"rank": str(rank), "alpha": str(alpha)}
+        metadata = {"rank": str(adapter_format.rank), "alpha": str(adapter_format.alpha)}
         save_file(dict(state), Path(folder) / "adapter.safetensors", metadata=metadata)
 
     def load_adapter(self, folder: str) -> Mapping[str, Tensor]:

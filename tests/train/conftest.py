@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from physedit.models.flux_kontext import FluxKontext
-from physedit.models.lora import add_adapter
+from physedit.models.lora import LoraSettings, add_adapter
 
 RANK = 4
 
 
 def build_editor() -> FluxKontext:
     editor = FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=24)
-    add_adapter(editor.denoiser, rank=RANK, alpha=8.0, targets=editor.lora_presets["attention"], seed=0)
+    add_adapter(editor.denoiser, LoraSettings(RANK, 8.0), targets=editor.lora_presets["attention"], seed=0)
     return editor
 
 
