@@ -21,7 +21,7 @@ from physedit.data_loaders.loader import PositionedBatch
 from physedit.models.backbone import Backbone
 from physedit.train.objective import LossTerms, Objective
 from physedit.train.optim import Schedule, set_learning_rate
-from physedit.train.rng import draw
+from physedit.train.rng import draw, dropout_stream
 from physedit.train.state import AdapterAverage, Progress, trainable
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Trainer:
     global_batch: int
     accumulation: int
     seed: int
+    has_dropout: bool
     log_every: int
     max_grad_norm: float | None
     average: AdapterAverage | None
@@ -157,14 +158,20 @@ def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
 
 
 def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
-    """Returns the loss of one micro batch; its noise depends on seed and positions alone."""
+    """Returns the loss of one micro batch; its noise and dropout depend on seed and positions alone."""
     conditioning = trainer.backbone.encode(positioned.batch)
     draws = draw(trainer.seed, positioned.positions, conditioning.target)
-    return trainer.objective.loss(
-        lambda noisy, sigma: trainer.backbone.velocity(trainer.denoiser, noisy, sigma, conditioning),
-        conditioning,
-        draws,
-    )
+    with dropping_out(trainer, positioned.positions[0]):
+        return trainer.objective.loss(
+            lambda noisy, sigma: trainer.backbone.velocity(trainer.denoiser, noisy, sigma, conditioning),
+            conditioning,
+            draws,
+        )
+
+
+def dropping_out(trainer: Trainer, position: int) -> AbstractContextManager[None]:
+    """Gives dropout its own random numbers; without dropout the generators are not touched."""
+    return dropout_stream(trainer.seed, position, trainer.accelerator.device) if trainer.has_dropout else nullcontext()
 
 
 def clip(trainer: Trainer) -> Tensor:

@@ -1,6 +1,7 @@
 """Random numbers of training: a pure function of (seed, stream, position), never of rank or history."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,3 +26,22 @@ def draw(seed: int, positions: Sequence[int], like: Tensor) -> Draws:
         normal.append(torch.randn((), generator=generator))
         noise.append(torch.randn(like.shape[1:], generator=generator))
     return Draws(torch.stack(noise).to(like.device), torch.stack(normal).to(like.device))
+
+
+@contextmanager
+def dropout_stream(seed: int, position: int, device: torch.device) -> Iterator[None]:
+    """Within the context, dropout draws from (seed, position); afterwards the global generators are as before.
+
+    Dropout layers take no generator, so the global ones are lent to them. A block that gradient checkpointing
+    recomputes gets the state it had in the forward pass, hence the same mask. The masks on CUDA are not those on
+    the CPU.
+
+    Args:
+        seed: the run's seed.
+        position: global position of the micro batch's first sample. Micro batches are the same slices of the run
+            for every number of ranks, so the masks are too.
+        device: of the denoiser.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(stream_seed(seed, "dropout", position))
+        yield

@@ -102,6 +102,7 @@ def build_trainer(
         global_batch=int(config.global_batch),
         accumulation=share.accumulation,
         seed=int(config.seed),
+        has_dropout=config.adapter.dropout > 0,
         log_every=int(config.log_every),
         max_grad_norm=config.max_grad_norm,
         average=None if config.ema_decay is None else AdapterAverage(denoiser, config.ema_decay),

@@ -126,6 +126,18 @@ def test_wrapped_model_edits_like_the_bare_one(process_group: None) -> None:
     assert torch.equal(edited(backbone, wrapped), edited(backbone, backbone.denoiser))
 
 
+def test_an_edit_in_the_middle_of_training_drops_nothing_out() -> None:
+    pictures = []
+    for dropout in (0.0, 0.5):
+        backbone = tiny_editor()
+        add_adapter(backbone.denoiser, LoraSettings(2, 2.0, dropout=dropout), targets=ATTENTION, seed=0)
+        fill(backbone.denoiser)
+        backbone.denoiser.train()
+        pictures.append(edited(backbone, backbone.denoiser))
+        assert backbone.denoiser.training
+    assert torch.equal(*pictures)
+
+
 def test_stored_names_have_the_prefix_and_metadata_is_the_format(tmp_path: Path) -> None:
     backbone, settings = tiny_editor("bfloat16"), LoraSettings(4, 16.0, dropout=0.1, use_rslora=True)
     add_adapter(backbone.denoiser, settings, targets=ATTENTION, seed=0)

@@ -64,6 +64,8 @@ REFUSED = [
     (["experiment=demo", "eval.scenes.cadence.every=-3"], ["cadence.every"]),
     (["experiment=demo", "+eval.scenez.limit=5"], ["eval.scenez", "Did you mean scenes?"]),
     (["experiment=demo", "adapter.preset=atention"], ["adapter.preset=atention", "Did you mean attention?"]),
+    (["experiment=demo", "adapter.dropout=1.0"], ["adapter.dropout=1.0", "below 1"]),
+    (["experiment=demo", "adapter.dropout=abc"], ["adapter.dropout", "abc"]),
     (["experiment=demo", "backbone.dtype=float16"], ["backbone.dtype=float16", "bfloat16"]),
     (["experiment=demo", "max_grad_norm=0"], ["max_grad_norm=0"]),
     (["experiment=demo", "schedule.warmup_steps=-5"], ["schedule.warmup_steps=-5"]),
