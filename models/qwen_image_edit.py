@@ -1,0 +1,337 @@
+"""Qwen-Image-Edit and its successors of several pictures: trains and edits through the stock diffusers pipelines.
+
+Whatever the pipeline passes to its transformer, training passes for the same pictures, prompt, noise, sigma.
+
+Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens, T text tokens,
+D width.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from physedit.data_loaders.geometry import as_image, resized
+from physedit.data_loaders.sample import EditBatch
+from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
+from physedit.models.backbone import Conditioning
+from physedit.models.latents import changed_share, pack, pipeline_time, unpack
+from physedit.models.memo import TensorMemo
+from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
+from physedit.models.pictures import picture_digest, stacked_sources, stacked_targets, working_sizes
+from physedit.models.pipeline_folder import check_pipeline_folder
+from physedit.models.qwen_pipeline import (
+    MAX_SOURCES,
+    TOY_NAME,
+    EditPipeline,
+    checked_areas,
+    checked_pipeline,
+    found_weights,
+    load_pipeline,
+    time_shift,
+    working_at,
+)
+from physedit.models.qwen_presets import lora_presets
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, full_mask
+from physedit.models.sizes import RELEASED_AREA_PX, qwen_size
+from physedit.models.weights import RANDOM_TINY, find_weights
+
+_LATENT_MEMO_BYTES = 2**28
+"""Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
+
+
+class QwenImageEdit:
+    """A ``Backbone`` over ``QwenImageEditPipeline`` (one picture) or ``QwenImageEditPlusPipeline`` (up to three)."""
+
+    def __init__(
+        self,
+        *,
+        weights: str,
+        dtype: Literal["float32", "bfloat16"],
+        pipeline: EditPipeline,
+        area_px: int = RELEASED_AREA_PX,
+        vision_area_px: int | None = None,
+        encoders: Encoders = "resident",
+        gradient_checkpointing: bool = False,
+        edit_guidance: float = 4.0,
+        negative_prompt: str = " ",
+    ) -> None:
+        """Loads the pipeline on the CPU, frozen and in evaluation mode.
+
+        Args:
+            weights: a pipeline folder, a hub id with or without ``@revision``, ``toy`` or ``random_tiny``.
+            dtype: of every base weight; adapters stay float32.
+            pipeline: what the weights must be; template, sizes and number of pictures follow it.
+            area_px: the area that pictures are worked at; see ``qwen_size``.
+            vision_area_px: of QwenImageEditPlusPipeline alone, the area that its text encoder sees a picture at;
+                None for QwenImageEditPipeline, whose text encoder sees the picture as it is worked at.
+            encoders: text encoder and VAE on the device (resident), there while they are used (offload), or without
+                text encoder (absent).
+            gradient_checkpointing: recompute each block in the backward pass.
+            edit_guidance: the true guidance of edits that ask for no other.
+            negative_prompt: what an edit with guidance above 1 is led away from, seen with the same pictures.
+
+        Raises:
+            ValueError: no such weights, dtype, pipeline, placement or area.
+        """
+        self._max_sources = MAX_SOURCES[checked_pipeline(pipeline)]
+        self._area_px, self._vision_area_px = checked_areas(pipeline, area_px, vision_area_px)
+        self._edit_guidance, self._negative_prompt = edit_guidance, negative_prompt
+        found = found_weights(weights, pipeline)
+        left_out = {"text_encoder": None} if checked_encoders(encoders) == "absent" else {}
+        self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out)
+        self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), encoders)
+        self._dtype = self._parts.dtype
+        if gradient_checkpointing:
+            self._pipeline.transformer.enable_gradient_checkpointing()
+        self._text = QwenTextStates(self._parts)
+        self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
+
+    @staticmethod
+    def check_weights(weights: str) -> None:
+        """Verifies that ``weights`` can be opened, without loading anything.
+
+        Which of the two pipelines they must be is known to the constructor alone, which checks that first.
+
+        Raises:
+            ValueError: neither a pipeline folder nor a hub id, or a folder of another pipeline or without a file that
+                its parts need.
+        """
+        found = weights if weights == RANDOM_TINY else find_weights(weights, TOY_NAME)
+        if isinstance(found, Path):
+            check_pipeline_folder(found, *MAX_SOURCES)
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """The ``QwenImageTransformer2DModel``; its base weights are frozen."""
+        return self._parts.denoiser
+
+    @property
+    def max_sources(self) -> int:
+        """One, or three for QwenImageEditPlusPipeline."""
+        return self._max_sources
+
+    @property
+    def default_guidance(self) -> float:
+        """The ``edit_guidance`` it was built with."""
+        return self._edit_guidance
+
+    def working_size(self, height: int, width: int) -> tuple[int, int]:
+        """See ``qwen_size``."""
+        return qwen_size(height, width, area_px=self._area_px)
+
+    @property
+    def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
+        """See ``qwen_presets.lora_presets``."""
+        return lora_presets(int(self._pipeline.transformer.config.num_layers))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the base: file contents or hub commit, component classes, dtype, pipeline and areas.
+
+        The first use reads all weight files of a local folder.
+        """
+        # With torchvision the same files make another image processor, which rounds otherwise.
+        image_processor = type(self._pipeline.processor.image_processor).__name__
+        pipeline = type(self._pipeline).__name__
+        return self._parts.fingerprint(pipeline, self._area_px, self._vision_area_px, image_processor)
+
+    def to(self, device: torch.device) -> None:
+        """Moves the transformer, and encoders that stay there, to ``device``."""
+        self._parts.to(device)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
+        self._text.forget()
+        self._latent_memo.clear()
+
+    @torch.no_grad()
+    def encode(self, batch: EditBatch) -> Conditioning:
+        """Encodes each picture, and each instruction with its pictures, alone: none depends on the rest of the batch.
+
+        ``text`` holds ``prompts`` and, if instructions are unlike in length, ``mask``; see ``QwenTextStates``.
+
+        Raises:
+            PictureSizeError: pictures of the batch have unlike working sizes, or too many references.
+            EncodersAbsentError: there is no text encoder.
+        """
+        sizes = working_sizes(batch.given, batch.sample_ids, self.working_size, max_sources=self._max_sources)
+        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes[0])
+        with self._parts.encoding():
+            text = self._text.states_of(self._seen(batch.given), batch.instructions)
+            target = self._latents(targets)
+            latents = tuple(self._latents(pictures).float() for pictures in sources)
+        height, width = target.shape[-2:]
+        return Conditioning(
+            target=target.float(),
+            sources=latents,
+            text=text,
+            change=changed_share(sources[0], targets, self._pipeline.vae_scale_factor).to(target.device),
+            time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
+        )
+
+    def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.
+
+        Args:
+            denoiser: the transformer, possibly wrapped.
+            noisy: ``[B, C, h, w]`` float32, (1 - sigma) x_0 + sigma n.
+            sigma: ``[B]`` float32; the timestep is derived from it as the pipeline derives it from the schedule.
+            conditioning: what ``encode`` returned.
+        """
+        height, width = noisy.shape[-2:]
+        pictures = (noisy, *conditioning.sources)
+        tokens = torch.cat([pack(picture) for picture in pictures], dim=1)  # [B, N + N' + .., 4C]
+        predicted = denoiser(
+            hidden_states=tokens.to(self._dtype),
+            timestep=pipeline_time(sigma, self._pipeline.scheduler, self._dtype),
+            guidance=None,
+            encoder_hidden_states_mask=conditioning.text.get(MASK),
+            encoder_hidden_states=conditioning.text[PROMPTS],
+            img_shapes=[[_grid(picture) for picture in pictures]] * len(noisy),
+            attention_kwargs={},
+            return_dict=False,
+        )[0]
+        num_target_tokens = (height // 2) * (width // 2)
+        return unpack(predicted[:, :num_target_tokens].float(), height=height, width=width)
+
+    @torch.no_grad()
+    def edit(
+        self,
+        denoiser: nn.Module,
+        given: Sequence[Sequence[Tensor]],
+        instructions: Sequence[str],
+        *,
+        num_steps: int,
+        guidance: float,
+        generators: Sequence[torch.Generator],
+    ) -> Tensor:
+        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
+
+        The pipelines' own default is the size of the last picture given. Latents, text states and noise of an item do
+        not depend on its batch; the transformer's sums do, by float rounding. QwenImageEditPlusPipeline takes one item
+        at a time.
+
+        Args:
+            denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
+            given: of each item its source and further references, uint8 ``[3, H, W]``; all items of like working sizes.
+            instructions: one an item.
+            num_steps: denoising steps.
+            guidance: the true guidance; up to 1 there is none, and no negative prompt.
+            generators: one CPU generator an item.
+
+        Raises:
+            PictureSizeError: pictures of unlike working sizes, or too many.
+            EncodersAbsentError: there is no text encoder.
+            ValueError: one step, of which this scheduler makes not-a-number.
+        """
+        self._check_steps(num_steps)
+        names = [f"Item {number}" for number in range(len(given))]
+        height, width = working_sizes(given, names, self.working_size, max_sources=self._max_sources)[0]
+        parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
+        with self._parts.encoding():
+            texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]
+        edited = []
+        with (
+            self._parts.editing_with(denoiser),
+            working_at(self._pipeline, self._area_px, self._vision_area_px),
+        ):
+            for part, text in zip(parts, texts, strict=True):
+                pictures: Tensor = self._pipeline(
+                    image=[as_image(picture) for pictures in given[part] for picture in pictures],
+                    height=height,
+                    width=width,
+                    num_inference_steps=num_steps,
+                    true_cfg_scale=guidance,
+                    generator=list(generators[part]),
+                    output_type="pt",
+                    **text,
+                ).images
+                edited.append((pictures.float() * 255).round().to("cpu", torch.uint8))
+        return torch.cat(edited)
+
+    def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
+        """Writes ``pytorch_lora_weights.safetensors`` in float32, with the format as its metadata.
+
+        Raises:
+            ValueError: tensors that are not of that format.
+        """
+        pipeline: Any = type(self._pipeline)
+        write_adapter(pipeline, state, Path(folder), adapter_format)
+
+    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
+        """Reads what ``save_adapter`` wrote: float32 on the CPU under the names of ``adapter_state``.
+
+        Raises:
+            ValueError: no such file, or tensors of something other than a transformer.
+        """
+        return read_adapter(Path(folder))
+
+    def adapter_format(self, folder: str) -> AdapterFormat | None:
+        """Reads the format of the adapter in ``folder``; None if its file does not tell rank and alpha.
+
+        Raises:
+            ValueError: no such file, or an adapter that no one format describes.
+        """
+        return read_adapter_format(Path(folder))
+
+    def _seen(self, given: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """Returns the stored pictures of each item at the size that the text encoder sees them."""
+
+        def seen(picture: Tensor) -> Tensor:
+            return resized(picture, *qwen_size(*picture.shape[-2:], area_px=self._vision_area_px))
+
+        return [[seen(picture) for picture in pictures] for pictures in given]
+
+    def _edit_text(
+        self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], guidance: float
+    ) -> dict[str, Tensor]:
+        """Returns what the pipeline takes in place of prompts."""
+        seen = self._seen(given)
+        text = self._text.states_of(seen, instructions)
+        taken = {"prompt_embeds": text[PROMPTS], "prompt_embeds_mask": full_mask(text)}
+        if guidance > 1:
+            negative = self._text.states_of(seen, [self._negative_prompt] * len(seen))
+            taken |= {
+                "negative_prompt_embeds": negative[PROMPTS],
+                "negative_prompt_embeds_mask": full_mask(negative),
+            }
+        return taken
+
+    def _latents(self, pictures: Tensor) -> Tensor:
+        """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
+        kept = [
+            self._latent_memo.get(picture_digest(picture), partial(self._encode_picture, picture))
+            for picture in pictures
+        ]
+        return torch.cat([latents for (latents,) in kept])
+
+    def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
+        self._parts.fetch_encoders()
+        vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
+        # From PIL as in the pipeline: convolutions round by layout.
+        pixels = self._pipeline.image_processor.preprocess(as_image(picture), height, width).unsqueeze(2)
+        mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()  # [1, C, 1, h, w]
+        mean, spread = (
+            torch.tensor(values).view(1, -1, 1, 1, 1).to(mode)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        latents: Tensor = (mode - mean) / spread
+        return (latents[:, :, 0],)
+
+    def _check_steps(self, num_steps: int) -> None:
+        if num_steps == 1 and self._pipeline.scheduler.config.shift_terminal:
+            raise ValueError(
+                "An edit of 1 step was asked for, but this scheduler stretches its times to end at "
+                f"{self._pipeline.scheduler.config.shift_terminal}, which makes not-a-number of a single one. Take at "
+                "least 2 steps."
+            )
+
+
+def _grid(latents: Tensor) -> tuple[int, int, int]:
+    """Returns frames, rows and columns of the tokens of ``[B, C, h, w]``."""
+    return 1, latents.shape[-2] // 2, latents.shape[-1] // 2
