@@ -14,13 +14,16 @@ METADATA_FILES = ("metadata.jsonl", "metadata.csv")
 class MetadataRows:
     """Random access to the rows of a metadata file; a picture column holds file names relative to the folder."""
 
-    def __init__(self, file: Path, *, columns: Sequence[str], pictures: Sequence[str]) -> None:
+    def __init__(
+        self, file: Path, *, columns: Sequence[str], pictures: Sequence[str], optional: Sequence[str] = ()
+    ) -> None:
         """Reads the metadata and makes sure that every picture file is there under its exact name.
 
         Args:
             file: ``metadata.csv`` or ``metadata.jsonl``, UTF-8.
             columns: every column that rows must have, with the picture columns.
             pictures: those of ``columns`` that hold file names.
+            optional: those of ``pictures`` whose cells may be empty.
 
         Raises:
             DatasetLayoutError: a column is missing, or a picture file; the message names row and file.
@@ -28,6 +31,7 @@ class MetadataRows:
         """
         self._file = file
         self._pictures = frozenset(pictures)
+        self._optional = frozenset(optional)
         lines = _decoded_lines(file)
         self._rows = _csv_rows(lines) if file.suffix == ".csv" else _json_rows(file, lines)
         for index, row in enumerate(self._rows):
@@ -52,6 +56,8 @@ class MetadataRows:
     def _check_row(self, index: int, row: Mapping[str, object], columns: Sequence[str]) -> None:
         require_columns(str(self.origin(index)), row, columns)
         for name in self._pictures:
+            if name in self._optional and not row[name]:
+                continue
             path = self._file.parent / str(row[name])
             if not path.is_file():
                 raise DatasetLayoutError(
@@ -62,6 +68,8 @@ class MetadataRows:
     def _read(self, name: str, cell: object, index: int) -> object:
         if name not in self._pictures:
             return cell
+        if name in self._optional and not cell:
+            return None
         path = self._file.parent / str(cell)
         try:
             return path.read_bytes()

@@ -22,7 +22,7 @@ class Pairs:
         level: str,
         law: str | None = None,
         operation: str | None = None,
-        resolution: Sequence[int] | None = None,
+        references: Sequence[str] = (),
         limit: int | None = None,
     ) -> None:
         """Opens the table under ``path``. No column has a default: a swapped pair would train without a word.
@@ -35,25 +35,31 @@ class Pairs:
             level: the prompt level that the instructions are written at.
             law: column of the physical law, or None.
             operation: column of the edit operation, or None.
-            resolution: height and width in pixels of every picture, or None to keep the stored sizes.
+            references: columns of further pictures that go to the editor beside the source; empty cells are none.
             limit: use this many rows, evenly spaced; None for all.
 
         Raises:
             DatasetLayoutError: no table there, or a column or picture file is missing.
             DatasetRowError: an instruction is missing or blank.
-            ValueError: an unknown level, one column named twice, no rows, or a resolution or limit that makes no
-                sense.
+            ValueError: an unknown level, one column named twice, no rows, or a limit that makes no sense.
         """
-        columns = PairColumns(source, target, {_known_level(level): instruction}, law, operation)
+        further = tuple(references)
+        columns = PairColumns(source, target, {_known_level(level): instruction}, law, operation, further)
         texts = [name for name in (instruction, law, operation) if name is not None]
-        _refuse_repeats([source, target, *texts])
-        rows = _open_rows(Path(path).expanduser(), texts=texts, pictures=[source, target])
-        self._reader = PairReader(rows, columns, resolution=resolution, limit=limit)
+        pictures = [source, target, *further]
+        _refuse_repeats([*pictures, *texts])
+        rows = _open_rows(Path(path).expanduser(), texts=texts, pictures=pictures, optional=further)
+        self._reader = PairReader(rows, columns, limit=limit)
 
     @property
     def levels(self) -> frozenset[PromptLevel]:
         """The one level of the instructions."""
         return self._reader.levels
+
+    @property
+    def max_references(self) -> int:
+        """The number of reference columns."""
+        return self._reader.max_references
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -62,15 +68,16 @@ class Pairs:
         """Returns the ``index``-th row in use.
 
         Raises:
-            DatasetRowError: a picture is missing or cannot be decoded, or the two do not fit each other.
+            DatasetRowError: a picture is missing or cannot be decoded.
         """
         return self._reader.sample(index, level)
 
 
-def _open_rows(path: Path, *, texts: Sequence[str], pictures: Sequence[str]) -> Rows:
+def _open_rows(path: Path, *, texts: Sequence[str], pictures: Sequence[str], optional: Sequence[str]) -> Rows:
     for name in METADATA_FILES:
         if (path / name).is_file():
-            return MetadataRows(path / name, columns=[*texts, *pictures], pictures=pictures)
+            columns = [*texts, *pictures]
+            return MetadataRows(path / name, columns=columns, pictures=pictures, optional=optional)
     files = find_parquet_files(path, remedy=f"A folder may also hold one of {', '.join(METADATA_FILES)}.")
     for file in files:
         require_columns(str(file), parquet_columns(file), [*texts, *pictures])

@@ -3,7 +3,6 @@
 Source: https://huggingface.co/datasets/Andrew613/PICA-100K, split ``train``, 105,085 rows sorted by law.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from physedit.data_loaders.reader import PairColumns, PairReader
@@ -26,29 +25,33 @@ _REMEDY = f"Download the set again with `{_DOWNLOAD} FOLDER`, or read other colu
 class Pica100k:
     """An ``EditDataset`` over parquet files with PICA-100K's seven columns."""
 
-    def __init__(self, *, path: str, resolution: Sequence[int] | None = None, limit: int | None = None) -> None:
+    def __init__(self, *, path: str, limit: int | None = None) -> None:
         """Opens the parquet files under ``path``.
 
         Args:
             path: a folder with ``data/train-*.parquet`` or ``train-*.parquet``, or one parquet file.
-            resolution: height and width in pixels of every picture, or None to keep the stored sizes.
             limit: use this many rows, evenly spaced over all laws; None for all.
 
         Raises:
             DatasetLayoutError: no files there, or a column of the seven is missing.
             DatasetRowError: an instruction is missing or blank.
-            ValueError: no rows, or a resolution or limit that makes no sense.
+            ValueError: no rows, or a limit that makes no sense.
         """
         files = find_parquet_files(Path(path).expanduser(), remedy=f"Download it with: {_DOWNLOAD} {path}")
         for file in files:
             require_columns(str(file), parquet_columns(file), (*_TEXTS, *_PICTURES), remedy=_REMEDY)
         rows = ParquetRows(files, texts=_TEXTS, pictures=_PICTURES)
-        self._reader = PairReader(rows, _COLUMNS, resolution=resolution, limit=limit)
+        self._reader = PairReader(rows, _COLUMNS, limit=limit)
 
     @property
     def levels(self) -> frozenset[PromptLevel]:
         """All three levels."""
         return self._reader.levels
+
+    @property
+    def max_references(self) -> int:
+        """None: the set has pairs."""
+        return 0
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -57,6 +60,6 @@ class Pica100k:
         """Returns the ``index``-th row in use with the instruction of ``level``.
 
         Raises:
-            DatasetRowError: a picture is missing or cannot be decoded, or the two do not fit each other.
+            DatasetRowError: a picture is missing or cannot be decoded.
         """
         return self._reader.sample(index, level)

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from physedit.data_loaders.geometry import resize_cover_and_crop
 from physedit.data_loaders.images import decode_rgb
 from physedit.data_loaders.sample import DatasetRowError, EditSample, Origin, PromptLevel
 
@@ -38,29 +37,26 @@ class PairColumns:
     instructions: Mapping[PromptLevel, str]
     law: str | None
     operation: str | None
+    references: tuple[str, ...] = ()
 
 
 class PairReader:
     """An ``EditDataset`` over rows."""
 
-    def __init__(
-        self, rows: Rows, columns: PairColumns, *, resolution: Sequence[int] | None, limit: int | None
-    ) -> None:
+    def __init__(self, rows: Rows, columns: PairColumns, *, limit: int | None) -> None:
         """Checks everything that can be checked without decoding a picture.
 
         Args:
             rows: the table; its constructor has checked that the columns exist.
             columns: which column holds what.
-            resolution: height and width in pixels of every picture, or None to keep the stored sizes.
             limit: use this many rows, evenly spaced because files are often sorted by kind; None for all.
 
         Raises:
             DatasetRowError: an instruction is missing or blank.
-            ValueError: no rows, or a resolution or limit that makes no sense.
+            ValueError: no rows, or a limit that makes no sense.
         """
         self._rows = rows
         self._columns = columns
-        self._resolution = _checked_resolution(resolution)
         self._length = _checked_length(len(rows), limit)
         for column in columns.instructions.values():
             _refuse_blank(rows, column)
@@ -70,6 +66,11 @@ class PairReader:
         """The levels that have an instruction column."""
         return frozenset(self._columns.instructions)
 
+    @property
+    def max_references(self) -> int:
+        """The number of reference columns; a row may leave some empty."""
+        return len(self._columns.references)
+
     def __len__(self) -> int:
         return self._length
 
@@ -77,38 +78,30 @@ class PairReader:
         """Returns the ``index``-th row in use with the instruction of ``level``.
 
         Raises:
-            DatasetRowError: a picture is missing or cannot be decoded, or the two do not fit each other.
+            DatasetRowError: a picture is missing or cannot be decoded.
             IndexError: ``index`` is not in 0..len-1.
         """
         if not 0 <= index < self._length:
             raise IndexError(f"Row {index} was asked for, but the data set has {self._length} rows.")
         row_number = index * len(self._rows) // self._length
         row, origin = self._rows.row(row_number), self._rows.origin(row_number)
-        source, target = self._pictures(row, origin)
         return EditSample(
             sample_id=f"{origin.file.rpartition('/')[2]}:{origin.row}",
-            source=source,
-            target=target,
+            source=_picture(row, self._columns.source, origin),
+            target=_picture(row, self._columns.target, origin),
             instruction=str(row[self._columns.instructions[level]]).strip(),
             law=_label(row, self._columns.law),
             operation=_label(row, self._columns.operation),
             level=level,
             origin=origin,
+            references=tuple(
+                _picture(row, column, origin) for column in self._columns.references if row[column] is not None
+            ),
         )
 
-    def _pictures(self, row: Mapping[str, object], origin: Origin) -> tuple[Tensor, Tensor]:
-        source = decode_rgb(_stored_bytes(row, self._columns.source, origin), origin)
-        target = decode_rgb(_stored_bytes(row, self._columns.target, origin), origin)
-        height, width = self._resolution or target.shape[-2:]
-        if self._resolution is None and source.shape != target.shape:
-            raise DatasetRowError(
-                f"The pictures in {origin} differ in size ({tuple(source.shape[-2:])} and "
-                f"{tuple(target.shape[-2:])}, height and width). Set data.resolution to make them equal."
-            )
-        try:
-            return resize_cover_and_crop(source, target, height_px=height, width_px=width)
-        except ValueError as error:
-            raise DatasetRowError(f"The pictures in {origin} are no pair: {error}") from error
+
+def _picture(row: Mapping[str, object], column: str, origin: Origin) -> Tensor:
+    return decode_rgb(_stored_bytes(row, column, origin), origin)
 
 
 def _stored_bytes(row: Mapping[str, object], column: str, origin: Origin) -> bytes:
@@ -122,14 +115,6 @@ def _stored_bytes(row: Mapping[str, object], column: str, origin: Origin) -> byt
 def _label(row: Mapping[str, object], column: str | None) -> str | None:
     value = None if column is None else row[column]
     return None if value is None else str(value)
-
-
-def _checked_resolution(resolution: Sequence[int] | None) -> tuple[int, int] | None:
-    if resolution is None:
-        return None
-    if len(resolution) != 2 or min(resolution) < 1:
-        raise ValueError(f"data.resolution is [height, width] in pixels or null, found {list(resolution)}.")
-    return int(resolution[0]), int(resolution[1])
 
 
 def _checked_length(num_rows: int, limit: int | None) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -45,7 +44,8 @@ class Origin:
 class EditSample:
     """One edit pair.
 
-    ``source`` and ``target`` are uint8 RGB ``[3, H, W]`` of equal size, ``sample_id`` is stable across
+    ``source``, ``target`` and ``references`` are uint8 RGB ``[3, H, W]`` as stored, each of its own size;
+    ``references`` are further pictures that the instruction may speak of. ``sample_id`` is stable across
     runs and unique within its data set; ``law`` and ``operation`` are None where the data has no such label.
     """
 
@@ -57,19 +57,40 @@ class EditSample:
     operation: str | None
     level: PromptLevel
     origin: Origin
+    references: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EditBatch:
-    """Edit pairs of one size: ``source`` and ``target`` are uint8 ``[B, 3, H, W]``."""
+    """Edit pairs as stored, B of each: a backbone brings their pictures to its own sizes.
+
+    Attributes:
+        sample_ids: name the pairs, for error messages.
+        sources: uint8 ``[3, H, W]``, each of its own size.
+        targets: uint8 ``[3, H, W]``.
+        instructions: one a pair.
+        references: further pictures of each pair, the same number for all; empty if no pair has any.
+    """
 
     sample_ids: tuple[str, ...]
-    source: Tensor
-    target: Tensor
+    sources: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
     instructions: tuple[str, ...]
+    references: tuple[tuple[Tensor, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    @property
+    def given(self) -> tuple[tuple[Tensor, ...], ...]:
+        """All pictures that each pair's edit starts from: its source, then its references."""
+        extra = self.references or ((),) * len(self)
+        return tuple((source, *more) for source, more in zip(self.sources, extra, strict=True))
+
+    @property
+    def num_targets_of_other_size(self) -> int:
+        """How many targets are not of their source's size."""
+        return sum(source.shape != target.shape for source, target in zip(self.sources, self.targets, strict=True))
 
 
 class EditDataset(Protocol):
@@ -78,6 +99,11 @@ class EditDataset(Protocol):
     @property
     def levels(self) -> frozenset[PromptLevel]:
         """The prompt levels every row has."""
+        ...
+
+    @property
+    def max_references(self) -> int:
+        """How many pictures beside the source a row may have."""
         ...
 
     def __len__(self) -> int: ...
@@ -104,26 +130,22 @@ class PictureSizeError(ValueError):
 
 
 def collate(samples: Sequence[EditSample]) -> EditBatch:
-    """Stacks edit pairs of equal size.
+    """Joins edit pairs into a batch.
 
     Raises:
-        DatasetRowError: the pictures differ in size; the message names the two rows.
+        DatasetRowError: the pairs have unlike numbers of references; the message names two rows.
     """
     first = samples[0]
     for sample in samples:
-        if sample.source.shape != first.source.shape or sample.target.shape != first.target.shape:
+        if len(sample.references) != len(first.references):
             raise DatasetRowError(
-                f"A batch needs pictures of one size, but {first.origin} is {_size(first)} "
-                f"and {sample.origin} is {_size(sample)}. Set data.resolution to bring all to one size."
+                f"A batch needs pairs with equally many references, but {first.origin} has {len(first.references)} "
+                f"and {sample.origin} has {len(sample.references)}. Set micro_batch=1."
             )
     return EditBatch(
         sample_ids=tuple(s.sample_id for s in samples),
-        source=torch.stack([s.source for s in samples]),
-        target=torch.stack([s.target for s in samples]),
+        sources=tuple(s.source for s in samples),
+        targets=tuple(s.target for s in samples),
         instructions=tuple(s.instruction for s in samples),
+        references=tuple(s.references for s in samples) if first.references else (),
     )
-
-
-def _size(sample: EditSample) -> str:
-    height, width = sample.source.shape[-2:]
-    return f"{width}x{height}"

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-import torch
-from PIL import Image
 from torch import Tensor
+
+from physedit.data_loaders.geometry import as_image
 
 
 class DamagedFileError(ValueError):
@@ -149,15 +148,5 @@ def link_or_copy(source: Path, destination: Path) -> None:
 def encode_png(picture: Tensor) -> bytes:
     """Returns uint8 ``[3, H, W]`` as PNG: lossless, and the same bytes for the same picture."""
     buffer = io.BytesIO()
-    to_image(picture).save(buffer, format="PNG")
+    as_image(picture).save(buffer, format="PNG")
     return buffer.getvalue()
-
-
-def to_image(picture: Tensor) -> Image.Image:
-    """Returns uint8 ``[3, H, W]`` as a Pillow picture."""
-    return Image.fromarray(picture.permute(1, 2, 0).contiguous().cpu().numpy())
-
-
-def from_image(image: Image.Image) -> Tensor:
-    """Returns a Pillow RGB picture as uint8 ``[3, H, W]``."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

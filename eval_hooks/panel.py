@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.images import read_rgb
-from physedit.eval_hooks.files import to_image
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
 from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_meta_info
@@ -120,7 +120,7 @@ class _Sheet:
         self._pen.text((self._MARGIN, top + 21), self._fitted(item.instruction), fill="#444444", font=text_font)
         for column, name in enumerate(self._columns):
             if name in item.pictures:
-                picture = to_image(item.pictures[name])
+                picture = as_image(item.pictures[name])
                 size = (picture.width * scale, picture.height * scale)
                 enlarged = picture.resize(size, Image.Resampling.NEAREST)
                 self.image.paste(enlarged, (self._left(column), top + self._CAPTION))

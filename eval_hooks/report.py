@@ -11,8 +11,9 @@ from jinja2 import Environment, StrictUndefined
 from PIL import Image
 from torch import Tensor
 
+from physedit.data_loaders.geometry import as_image
 from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_curve
-from physedit.eval_hooks.files import to_image, write_bytes
+from physedit.eval_hooks.files import write_bytes
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
 from physedit.eval_hooks.metrics.metric import Answer
 from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel
@@ -206,7 +207,7 @@ def _mark_of(answer: Answer | None) -> tuple[str, str]:
 
 
 def _data_uri(picture: Tensor) -> str:
-    image = to_image(picture)
+    image = as_image(picture)
     image.thumbnail((_LARGEST_PICTURE_PX, _LARGEST_PICTURE_PX), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)

@@ -23,14 +23,15 @@ class Conditioning:
 
     Attributes:
         target: ``[B, C, h, w]`` float32, normalised latents of the target pictures (x_0).
-        source: ``[B, C, h, w]`` float32, normalised latents of the source pictures; may have another h, w.
+        sources: normalised latents of the pictures that the edit starts from, the source first, then further
+            references; each ``[B, C, h', w']`` float32 with its own h', w'.
         text: encoded instructions by the backbone's own names, each ``[B, ...]``.
         change: ``[B, 1, h, w]`` float32 in 0..1, how much of each target cell's pixels the edit changes.
         time_shift: the pipeline's own ``mu`` for the target's size; sigma is shifted by ``exp(mu)``.
     """
 
     target: Tensor
-    source: Tensor
+    sources: tuple[Tensor, ...]
     text: Mapping[str, Tensor]
     change: Tensor
     time_shift: float
@@ -58,8 +59,23 @@ class Backbone(Protocol):
         ...
 
     @property
-    def pixel_multiple(self) -> int:
-        """Height and width of every picture must be multiples of this many pixels."""
+    def max_sources(self) -> int:
+        """How many pictures an edit can start from: the source and further references."""
+        ...
+
+    @property
+    def default_guidance(self) -> float:
+        """The guidance scale that an edit uses unless another is asked for."""
+        ...
+
+    def working_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width in pixels that a picture of the given size is worked at. Pure.
+
+        The one size rule: a source is stretched to it, its target is fitted to it, and the edit comes out in it.
+
+        Raises:
+            PictureSizeError: the picture is too long and narrow.
+        """
         ...
 
     @property
@@ -80,7 +96,7 @@ class Backbone(Protocol):
         """Encodes pictures and instructions as the stock pipeline would; no gradient.
 
         Raises:
-            PictureSizeError: the size is no multiple of ``pixel_multiple``.
+            PictureSizeError: pictures of the batch have unlike working sizes, or too many references.
         """
         ...
 
@@ -91,16 +107,27 @@ class Backbone(Protocol):
     def edit(
         self,
         denoiser: nn.Module,
-        source: Tensor,
+        given: Sequence[Sequence[Tensor]],
         instructions: Sequence[str],
         *,
         num_steps: int,
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits ``source`` uint8 ``[B, 3, H, W]`` with the stock diffusers pipeline; same shape, same dtype.
+        """Edits with the stock diffusers pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
 
         One CPU generator an item draws its noise, so a picture does not depend on its batch.
+
+        Args:
+            denoiser: the denoiser, possibly wrapped.
+            given: of each item the source and further references, uint8 ``[3, H, W]`` as stored.
+            instructions: one an item.
+            num_steps: denoising steps.
+            guidance: the pipeline's guidance scale.
+            generators: one an item.
+
+        Raises:
+            PictureSizeError: as ``encode``.
         """
         ...
 

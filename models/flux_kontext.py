@@ -7,8 +7,7 @@ D width.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -16,26 +15,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from physedit.data_loaders.sample import EditBatch, PictureSizeError
+from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
 from physedit.models.backbone import Conditioning
-from physedit.models.flux_pipeline import LORA_PRESETS, hash_pipeline, load_pipeline, time_shift
+from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
 from physedit.models.flux_text import FluxTextStates
-from physedit.models.latents import changed_share, pack, token_positions, unpack
-from physedit.models.lora import unwrapped
+from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
+from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
+from physedit.models.pictures import stacked_sources, stacked_targets, working_sizes
 from physedit.models.pipeline_folder import check_pipeline_folder
-from physedit.models.weights import RANDOM_TINY, cached_snapshot, find_weights, hash_folder
+from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, kontext_size
+from physedit.models.weights import RANDOM_TINY, find_weights
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PIPELINE = "FluxKontextPipeline"
 _LATENT_MEMO_BYTES = 2**28
 """Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
-_TIMESTEP_DIVISOR = 1000
-"""What the pipeline divides the scheduler's timesteps by, whatever their number."""
 
 
 class FluxKontext:
     """A ``Backbone`` over ``FluxKontextPipeline``."""
+
+    max_sources = 1
 
     def __init__(
         self,
@@ -43,39 +44,42 @@ class FluxKontext:
         weights: str,
         dtype: Literal["float32", "bfloat16"],
         max_text_tokens: int,
-        max_area_px: int | None = None,
+        area_px: int = RELEASED_AREA_PX,
+        encoders: Encoders = "resident",
         gradient_checkpointing: bool = False,
         train_guidance: float = 1.0,
+        edit_guidance: float = 2.5,
     ) -> None:
         """Loads the pipeline on the CPU, frozen and in evaluation mode.
 
         Args:
-            weights: a pipeline folder, a hub id, ``toy`` or ``random_tiny``.
+            weights: a pipeline folder, a hub id with or without ``@revision``, ``toy`` or ``random_tiny``.
             dtype: of every base weight; adapters stay float32.
             max_text_tokens: length of the T5 sequence; longer instructions are cut.
-            max_area_px: refuse pictures of a larger area; None for no limit.
+            area_px: the area that pictures are worked at; see ``kontext_size``.
+            encoders: text encoders and VAE on the device (resident), there while they are used (offload), or without
+                text encoders (absent).
             gradient_checkpointing: recompute each block in the backward pass.
             train_guidance: the embedded guidance during training.
+            edit_guidance: the embedded guidance of edits that ask for no other.
 
         Raises:
-            ValueError: no such weights, dtype or number of tokens.
+            ValueError: no such weights, dtype, placement, area or number of tokens.
         """
-        if dtype not in _DTYPES:
-            raise ValueError(f"backbone.dtype is '{dtype}'; it must be one of {', '.join(_DTYPES)}.")
-        if not 1 <= max_text_tokens <= 512:
-            raise ValueError(f"backbone.max_text_tokens is {max_text_tokens}; the pipeline takes 1 to 512 T5 tokens.")
-        self._dtype = _DTYPES[dtype]
-        self._max_text_tokens = max_text_tokens
-        self._max_area_px = max_area_px
+        self._max_text_tokens = _checked_tokens(max_text_tokens)
         self._train_guidance = train_guidance
+        self._edit_guidance = edit_guidance
         self.check_weights(weights)
-        self._weights = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
-        self._pipeline = load_pipeline(self._weights, self._dtype)
-        self._initial_hash = hash_pipeline(self._pipeline) if weights == RANDOM_TINY else None
+        found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
+        left_out = {"text_encoder": None, "text_encoder_2": None} if encoders == "absent" else {}
+        pipeline = load_pipeline(found, checked_dtype(dtype), left_out)
+        self._parts = PipelineParts(pipeline, found, checked_dtype(dtype), checked_encoders(encoders))
+        self._pipeline, self._dtype = pipeline, self._parts.dtype
+        self._multiple_px = 2 * int(pipeline.vae_scale_factor)
+        self._area_px = _checked_area(area_px, self._multiple_px)
         if gradient_checkpointing:
-            self._pipeline.transformer.enable_gradient_checkpointing()
-        self._denoiser: nn.Module = self._pipeline.transformer
-        self._text = FluxTextStates(self._pipeline, max_text_tokens)
+            pipeline.transformer.enable_gradient_checkpointing()
+        self._text = FluxTextStates(self._parts, max_text_tokens)
         self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
 
     @staticmethod
@@ -83,21 +87,26 @@ class FluxKontext:
         """Verifies that ``weights`` can be opened, without loading anything.
 
         Raises:
-            ValueError: neither a pipeline folder nor a hub id, or a folder without a file that its parts need.
+            ValueError: neither a pipeline folder nor a hub id, or a folder of another pipeline or without a file that
+                its parts need.
         """
         found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
         if isinstance(found, Path):
-            check_pipeline_folder(found)
+            check_pipeline_folder(found, _PIPELINE)
 
     @property
     def denoiser(self) -> nn.Module:
         """The ``FluxTransformer2DModel``; its base weights are frozen."""
-        return self._denoiser
+        return self._parts.denoiser
 
     @property
-    def pixel_multiple(self) -> int:
-        """The VAE's factor times the 2x2 packing: 16 for the released model."""
-        return 2 * int(self._pipeline.vae_scale_factor)
+    def default_guidance(self) -> float:
+        """The ``edit_guidance`` it was built with."""
+        return self._edit_guidance
+
+    def working_size(self, height: int, width: int) -> tuple[int, int]:
+        """See ``kontext_size``."""
+        return kontext_size(height, width, area_px=self._area_px, multiple_px=self._multiple_px)
 
     @property
     def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
@@ -106,17 +115,15 @@ class FluxKontext:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the base: file contents or hub commit, component classes, dtype and text length.
+        """A hash of the base: file contents or hub commit, component classes, dtype, text length and area.
 
         The first use reads all weight files of a local folder.
         """
-        components = sorted((name, type(part).__name__) for name, part in self._pipeline.components.items())
-        parts = (self._name_of_weights(), components, str(self._dtype), self._max_text_tokens)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return self._parts.fingerprint(self._max_text_tokens, self._area_px)
 
     def to(self, device: torch.device) -> None:
-        """Moves transformer, VAE and text encoders to ``device``."""
-        self._pipeline.to(device)
+        """Moves the transformer, and encoders that stay there, to ``device``."""
+        self._parts.to(device)
         self.forget()
 
     def forget(self) -> None:
@@ -129,18 +136,21 @@ class FluxKontext:
         """Encodes each picture and each instruction alone, so that none depends on the rest of the batch.
 
         Raises:
-            PictureSizeError: the size is no multiple of ``pixel_multiple``, or above ``max_area_px``.
+            PictureSizeError: the batch has sources of unlike working sizes, or references.
+            EncodersAbsentError: there are no text encoders.
         """
-        self._refuse_size(batch.source)
-        self._refuse_size(batch.target)
-        target = self._latents(batch.target)
+        sizes = working_sizes(batch.given, batch.sample_ids, self.working_size, max_sources=self.max_sources)
+        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes[0])
+        with self._parts.encoding():
+            prompts, pooled = self._text.states_of(batch.instructions)
+            target = self._latents(targets)
+            latents = tuple(self._latents(pictures).float() for pictures in sources)
         height, width = target.shape[-2:]
-        prompts, pooled = self._text.states_of(batch.instructions)
         return Conditioning(
             target=target.float(),
-            source=self._latents(batch.source).float(),
+            sources=latents,
             text={"prompts": prompts, "pooled": pooled},
-            change=changed_share(batch.source, batch.target, self._pipeline.vae_scale_factor).to(target.device),
+            change=changed_share(sources[0], targets, self._pipeline.vae_scale_factor).to(target.device),
             time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
 
@@ -155,15 +165,16 @@ class FluxKontext:
         """
         height, width = noisy.shape[-2:]
         prompts = conditioning.text["prompts"]
-        tokens = torch.cat([pack(noisy), pack(conditioning.source)], dim=1)  # [B, N + N', 4C]
+        source = conditioning.sources[0]
+        tokens = torch.cat([pack(noisy), pack(source)], dim=1)  # [B, N + N', 4C]
         predicted = denoiser(
             hidden_states=tokens.to(self._dtype),
-            timestep=self._timestep(sigma),
+            timestep=pipeline_time(sigma, self._pipeline.scheduler, self._dtype),
             guidance=self._guidance(len(noisy), noisy.device),
             pooled_projections=conditioning.text["pooled"],
             encoder_hidden_states=prompts,
             txt_ids=torch.zeros(prompts.shape[1], 3, device=noisy.device, dtype=self._dtype),
-            img_ids=token_positions(noisy, conditioning.source, self._dtype),
+            img_ids=token_positions(noisy, source, self._dtype),
             joint_attention_kwargs={},
             return_dict=False,
         )[0]
@@ -174,35 +185,38 @@ class FluxKontext:
     def edit(
         self,
         denoiser: nn.Module,
-        source: Tensor,
+        given: Sequence[Sequence[Tensor]],
         instructions: Sequence[str],
         *,
         num_steps: int,
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits ``source`` uint8 ``[B, 3, H, W]`` with the stock pipeline at the source's own size.
+        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
 
         Source latents, text states and noise of an item do not depend on its batch; the transformer's sums
         do, by float rounding.
 
         Args:
             denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
-            source: pictures of one size.
-            instructions: one a picture.
+            given: of each item one source, uint8 ``[3, H, W]``, all of one working size.
+            instructions: one an item.
             num_steps: denoising steps.
             guidance: the embedded guidance.
-            generators: one CPU generator a picture.
+            generators: one CPU generator an item.
 
         Raises:
-            PictureSizeError: the size is no multiple of ``pixel_multiple``, or above ``max_area_px``.
+            PictureSizeError: sources of unlike working sizes, or references.
+            EncodersAbsentError: there are no text encoders.
         """
-        self._refuse_size(source)
-        height, width = source.shape[-2:]
-        prompts, pooled = self._text.states_of(instructions)
-        with self._editing_with(unwrapped(denoiser)):
+        names = [f"Item {number}" for number in range(len(given))]
+        sizes = working_sizes(given, names, self.working_size, max_sources=self.max_sources)
+        (sources,), (height, width) = stacked_sources(given, sizes), sizes[0]
+        with self._parts.encoding():
+            prompts, pooled = self._text.states_of(instructions)
+        with self._parts.editing_with(denoiser):
             pictures: Tensor = self._pipeline(
-                image=_unit_range(source),
+                image=_unit_range(sources.to(self._parts.device)),
                 prompt_embeds=prompts,
                 pooled_prompt_embeds=pooled,
                 height=height,
@@ -241,61 +255,39 @@ class FluxKontext:
         """
         return read_adapter_format(Path(folder))
 
-    def _name_of_weights(self) -> str:
-        if self._initial_hash is not None:
-            return self._initial_hash
-        if isinstance(self._weights, Path):
-            return hash_folder(self._weights)
-        snapshot = cached_snapshot(self._weights)
-        return self._weights if snapshot is None else f"{self._weights}@{snapshot.name}"
-
-    def _refuse_size(self, pictures: Tensor) -> None:
-        height, width = pictures.shape[-2:]
-        if height % self.pixel_multiple or width % self.pixel_multiple:
-            raise PictureSizeError(
-                f"The pictures are {width}x{height}, but FLUX.1-Kontext needs both sides to be multiples of "
-                f"{self.pixel_multiple} pixels. Set data.resolution."
-            )
-        if self._max_area_px is not None and height * width > self._max_area_px:
-            raise PictureSizeError(
-                f"The pictures are {width}x{height}, above backbone.max_area_px={self._max_area_px}. Set "
-                "data.resolution, or raise the limit."
-            )
-
     def _latents(self, pictures: Tensor) -> Tensor:
         """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
         kept = [self._latent_memo.get(_digest(picture), partial(self._encode_picture, picture)) for picture in pictures]
         return torch.cat([latents for (latents,) in kept])
 
     def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
+        self._parts.fetch_encoders()
         vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
         pixels = self._pipeline.image_processor.preprocess(_unit_range(picture[None]), height, width)
         mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()
         latents: Tensor = (mode - vae.config.shift_factor) * vae.config.scaling_factor
         return (latents,)
 
-    def _timestep(self, sigma: Tensor) -> Tensor:
-        """Returns the transformer's time in 0..1 by the pipeline's order: scale, cast, then divide.
-
-        Dividing before the cast moves the time by up to 4/1000 in bfloat16.
-        """
-        num_train_timesteps = int(self._pipeline.scheduler.config.num_train_timesteps)
-        return (sigma * num_train_timesteps).to(self._dtype) / _TIMESTEP_DIVISOR
-
     def _guidance(self, batch_size: int, device: torch.device) -> Tensor | None:
         if not self._pipeline.transformer.config.guidance_embeds:
             return None
         return torch.full([batch_size], self._train_guidance, device=device, dtype=torch.float32)
 
-    @contextmanager
-    def _editing_with(self, denoiser: nn.Module) -> Iterator[None]:
-        was_training = denoiser.training
-        self._pipeline.transformer = denoiser.eval()
-        try:
-            yield
-        finally:
-            self._pipeline.transformer = self._denoiser
-            denoiser.train(was_training)
+
+def _checked_tokens(max_text_tokens: int) -> int:
+    if not 1 <= max_text_tokens <= 512:
+        raise ValueError(f"backbone.max_text_tokens is {max_text_tokens}; the pipeline takes 1 to 512 T5 tokens.")
+    return max_text_tokens
+
+
+def _checked_area(area_px: int, multiple_px: int) -> int:
+    smallest = (2 * multiple_px) ** 2
+    if not smallest <= area_px <= MAX_AREA_PX:
+        raise ValueError(
+            f"backbone.area_px is {area_px}; it must lie in {smallest} (for this VAE) to {MAX_AREA_PX}. The released "
+            f"model works at {RELEASED_AREA_PX}."
+        )
+    return area_px
 
 
 def _unit_range(pictures: Tensor) -> Tensor:

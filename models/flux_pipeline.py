@@ -1,15 +1,14 @@
 """Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from physedit.models.weights import RANDOM_TINY, hash_modules
+from physedit.models.loading import freeze, modules_of, read_pipeline
+from physedit.models.weights import RANDOM_TINY
 
 if TYPE_CHECKING:
     from diffusers import FluxKontextPipeline
@@ -43,24 +42,29 @@ without the layers that text tokens alone pass; ``all_linear`` is every linear l
 too. A single block's ``proj_out`` mixes attention and feed-forward and counts as feed-forward."""
 
 
-def load_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeline":
+def load_pipeline(
+    weights: Path | str, dtype: torch.dtype, components: Mapping[str, object] | None = None
+) -> "FluxKontextPipeline":
     """Returns the pipeline on the CPU, every part frozen and in evaluation mode.
+
+    Args:
+        weights: a folder, a hub id, or ``random_tiny``.
+        dtype: of every weight.
+        components: parts to use instead of the stored ones; see ``read_pipeline``.
 
     Raises:
         ValueError: ``weights`` cannot be loaded, or its schedule is one that training does not reproduce.
     """
-    pipeline = _random_tiny_pipeline(dtype) if weights == RANDOM_TINY else _read_pipeline(weights, dtype)
-    pipeline.set_progress_bar_config(disable=True)
-    for part in _modules(pipeline):
-        part.requires_grad_(False).eval()
+    from diffusers import FluxKontextPipeline
+
+    if weights == RANDOM_TINY:
+        pipeline = _random_tiny_pipeline(dtype)
+    else:
+        pipeline = read_pipeline(FluxKontextPipeline, weights, dtype, components or {})
+    freeze(pipeline)
     if pipeline.scheduler.config.use_dynamic_shifting and (pipeline.scheduler.config.time_shift_type != "exponential"):
         raise ValueError("FLUX.1-Kontext's scheduler must shift time exponentially; see scheduler_config.json.")
     return pipeline
-
-
-def hash_pipeline(pipeline: "FluxKontextPipeline") -> str:
-    """Returns a hash over all weights as they are now."""
-    return hash_modules(*_modules(pipeline))
 
 
 def time_shift(pipeline: "FluxKontextPipeline", num_tokens: int) -> float:
@@ -88,47 +92,6 @@ def _random_tiny_pipeline(dtype: torch.dtype) -> "FluxKontextPipeline":
     from physedit.models.random_tiny import build_random_tiny
 
     pipeline = build_random_tiny(_RANDOM_TINY_SEED)
-    if dtype != torch.float32:
-        for part in _modules(pipeline):
-            part.to(dtype)
+    for part in modules_of(pipeline).values():
+        part.to(dtype)
     return pipeline
-
-
-def _read_pipeline(weights: Path | str, dtype: torch.dtype) -> "FluxKontextPipeline":
-    from diffusers import FluxKontextPipeline
-
-    try:
-        with _without_loading_bars():
-            return FluxKontextPipeline.from_pretrained(str(weights), dtype=dtype)
-    # A damaged file shows as anything from OverflowError to the tokenizers' bare Exception.
-    except Exception as error:
-        raise ValueError(
-            f"backbone.weights '{weights}' cannot be loaded as a FLUX.1-Kontext pipeline: {type(error).__name__}: "
-            f"{error}. A gated model needs its licence accepted on the hub and `hf auth login`; a local folder must "
-            "be complete and undamaged: if it is not, download it again."
-        ) from error
-
-
-@contextmanager
-def _without_loading_bars() -> Iterator[None]:
-    """Keeps the bars of reading weights, which take seconds, out of logs; a download from the hub keeps its own."""
-    from diffusers.utils import logging as diffusers_log
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging as transformers_log
-
-    shown = [log for log in (diffusers_log, transformers_log) if log.is_progress_bar_enabled()]
-    # The switch of transformers throws that of the hub too.
-    set_hub_back = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
-    for log in shown:
-        log.disable_progress_bar()
-    set_hub_back()
-    try:
-        yield
-    finally:
-        for log in shown:
-            log.enable_progress_bar()
-        set_hub_back()
-
-
-def _modules(pipeline: "FluxKontextPipeline") -> tuple[nn.Module, ...]:
-    return pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2

@@ -7,15 +7,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from physedit.models.memo import TensorMemo
-
-if TYPE_CHECKING:
-    from diffusers import FluxKontextPipeline
+from physedit.models.parts import PipelineParts
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +23,15 @@ _MEMO_BYTES = 2**26
 class FluxTextStates:
     """Encodes each instruction alone, so that none depends on the rest of its batch."""
 
-    def __init__(self, pipeline: "FluxKontextPipeline", max_tokens: int) -> None:
+    def __init__(self, parts: PipelineParts, max_tokens: int) -> None:
         """Encodes nothing yet.
 
         Args:
-            pipeline: its two tokenizers and text encoders are used, wherever they lie.
+            parts: of a FluxKontextPipeline, whose two tokenizers and text encoders are used.
             max_tokens: length of the T5 sequence; longer instructions are cut, which is said once.
         """
-        self._pipeline = pipeline
+        self._parts = parts
+        self._pipeline = parts.pipeline
         self._max_tokens = max_tokens
         self._memo = TensorMemo(_MEMO_BYTES)
         self._has_warned_of_cut = False
@@ -50,6 +48,7 @@ class FluxTextStates:
     def _encode(self, text: str) -> tuple[Tensor, Tensor]:
         if not self._has_warned_of_cut:
             self._warn_if_cut(text)
+        self._parts.fetch_encoders()
         with _quiet_pipeline_log():
             prompt, pooled, _ = self._pipeline.encode_prompt(prompt=[text], max_sequence_length=self._max_tokens)
         return prompt, pooled

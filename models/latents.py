@@ -1,12 +1,16 @@
-"""Latents as FLUX sees them: packing, positions and the map of changed pixels. Pure.
+"""Latents as the editors see them: packing, positions, time and the map of changed pixels. Pure.
 
 Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_TIMESTEP_DIVISOR = 1000
+"""What the pipelines divide the scheduler's timesteps by, whatever their number."""
 CHANGE_THRESHOLD = 16 / 255
 """A pixel counts as changed when a colour moves by more than this (0..1). Ours: above the noise that video
 compression leaves between two frames of a still scene, below a faint shadow; not tuned."""
@@ -45,6 +49,22 @@ def token_positions(target: Tensor, source: Tensor, dtype: torch.dtype) -> Tenso
     return torch.cat(grids).to(device=target.device, dtype=dtype)
 
 
+def pipeline_time(sigma: Tensor, scheduler: Any, dtype: torch.dtype) -> Tensor:
+    """Returns the transformer's time in 0..1 as the stock pipelines derive it: scale, cast, then divide.
+
+    The one rule of both backbones. sigma stays float32 up to the scheduler's grid; dividing before the cast moves the
+    time by up to 4/1000 in bfloat16.
+
+    Args:
+        sigma: ``[B]`` float32 in 0..1.
+        scheduler: the pipeline's; its timesteps are sigma times ``num_train_timesteps``.
+        dtype: of the pipeline's latents.
+
+    Source: FluxKontextPipeline.__call__ and QwenImageEditPipeline.__call__, diffusers.
+    """
+    return (sigma * int(scheduler.config.num_train_timesteps)).to(dtype) / _TIMESTEP_DIVISOR
+
+
 def changed_share(source: Tensor, target: Tensor, cell_px: int) -> Tensor:
     """Returns the share of changed pixels in each latent cell, float32 ``[B, 1, h, w]`` in 0..1.
 
@@ -58,8 +78,7 @@ def changed_share(source: Tensor, target: Tensor, cell_px: int) -> Tensor:
     """
     if source.shape != target.shape:
         raise ValueError(
-            f"Changed pixels need two pictures of one shape, found {tuple(source.shape)} and "
-            f"{tuple(target.shape)}. Set data.resolution to bring all pictures to one size."
+            f"Changed pixels need two pictures of one shape, found {tuple(source.shape)} and {tuple(target.shape)}."
         )
     difference = (source.float() - target.float()).abs().amax(dim=1, keepdim=True) / 255
     return F.avg_pool2d((difference > CHANGE_THRESHOLD).float(), cell_px)

@@ -9,16 +9,28 @@ _REMEDY = "The folder is incomplete: download it again."
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def check_pipeline_folder(folder: Path) -> None:
-    """Verifies the parts that ``model_index.json`` names, without loading anything.
+class WrongPipelineError(ValueError):
+    """Weights of another pipeline than the backbone's."""
+
+
+def check_pipeline_folder(folder: Path, *pipelines: str) -> None:
+    """Verifies the class and the parts that ``model_index.json`` names, without loading anything.
 
     Loaders do not refuse every hole: a tokenizer without its vocabulary comes up empty and makes every instruction
     the same.
 
+    Args:
+        folder: of the pipeline.
+        pipelines: names of the diffusers classes of which it must hold one.
+
     Raises:
-        ValueError: the index cannot be read, or a file is missing; the message names the first.
+        ValueError: the index cannot be read or names another class, or a file is missing; the message names the
+            first.
     """
-    for part, kind in _parts(folder).items():
+    index = _read_index(folder)
+    parts = _parts(folder, index)
+    refuse_other_pipeline(folder, index.get("_class_name"), *pipelines)
+    for part, kind in parts.items():
         place = folder / part
         if not place.is_dir():
             raise ValueError(f"{folder / INDEX} names the part {part} ({kind}), but there is no {place}. {_REMEDY}")
@@ -26,14 +38,32 @@ def check_pipeline_folder(folder: Path) -> None:
             raise ValueError(f"The part {part} ({kind}) of the pipeline in {folder} has no {missing}. {_REMEDY}")
 
 
-def _parts(folder: Path) -> Mapping[str, str]:
-    """Returns the class names of the parts that are used."""
+def refuse_other_pipeline(weights: object, stored: object, *expected: str) -> None:
+    """Verifies that weights, whose index names the class ``stored``, are of one of the classes ``expected``.
+
+    Raises:
+        WrongPipelineError: they are of another.
+    """
+    if stored not in expected:
+        raise WrongPipelineError(
+            f"backbone.weights '{weights}' holds a {stored}, but this backbone needs a {' or a '.join(expected)}. "
+            "Choose the backbone of these weights: flux_kontext for FluxKontextPipeline, qwen_image_edit for "
+            "QwenImageEditPipeline, qwen_image_edit_plus for QwenImageEditPlusPipeline."
+        )
+
+
+def _read_index(folder: Path) -> Mapping[str, object]:
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder / INDEX} cannot be read: {error}. {_REMEDY}") from error
     if not isinstance(index, dict):
         raise ValueError(f"{folder / INDEX} holds a {type(index).__name__} instead of named parts. {_REMEDY}")
+    return index
+
+
+def _parts(folder: Path, index: Mapping[str, object]) -> Mapping[str, str]:
+    """Returns the class names of the parts that are used."""
     parts = {
         name: value[1]
         for name, value in index.items()

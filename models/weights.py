@@ -13,7 +13,7 @@ from physedit.models.pipeline_folder import INDEX
 TOY = "toy"
 RANDOM_TINY = "random_tiny"
 _TOY_FOLDERS = Path(__file__).parent / "toy"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _CHUNK_BYTES = 2**24
 
 
@@ -21,7 +21,7 @@ def find_weights(weights: str, toy: str) -> Path | str:
     """Returns the folder that ``weights`` stands for, or ``weights`` itself if it can only be a hub id.
 
     Args:
-        weights: a pipeline folder, a hub id, or ``toy``.
+        weights: a pipeline folder, a hub id with or without ``@revision``, or ``toy``.
         toy: name of the backbone's folder under models/toy.
 
     Raises:
@@ -40,12 +40,27 @@ def find_weights(weights: str, toy: str) -> Path | str:
     )
 
 
-def cached_snapshot(hub_id: str) -> Path | None:
+def split_revision(weights: str) -> tuple[str, str | None]:
+    """Returns the hub id and the revision (branch, tag or commit) of ``id@revision``; None without one."""
+    hub_id, _, revision = weights.partition("@")
+    return hub_id, revision or None
+
+
+def cached_snapshot(weights: str) -> Path | None:
     """Returns the local snapshot folder of a hub id, named after its commit; None if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    index = try_to_load_from_cache(hub_id, INDEX)
+    hub_id, revision = split_revision(weights)
+    index = try_to_load_from_cache(hub_id, INDEX, revision=revision)
     return Path(index).parent if isinstance(index, str) else None
+
+
+def name_weights(weights: Path | str) -> str:
+    """Returns what tells stored weights from others: the hash of a folder's files, or hub id and commit."""
+    if isinstance(weights, Path):
+        return hash_folder(weights)
+    snapshot = cached_snapshot(weights)
+    return weights if snapshot is None else f"{split_revision(weights)[0]}@{snapshot.name}"
 
 
 def hash_folder(folder: Path) -> str:

@@ -89,9 +89,17 @@ class Trainer:
 @dataclass(frozen=True, slots=True)
 class _Step:
     step: int
-    sample_ids: tuple[str, ...]
-    loss: Tensor
+    share: "_Share"
     grad_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What this rank did in a step."""
+
+    sample_ids: tuple[str, ...]
+    num_fitted: int
+    loss: Tensor
 
 
 def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
@@ -108,7 +116,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
         started = time.monotonic()
         trainer.denoiser.train()
         set_learning_rate(trainer.optimizer, trainer.schedule.factor(progress.step, trainer.num_steps))
-        sample_ids, loss = accumulate(trainer, batches)
+        share = accumulate(trainer, batches)
         grad_norm = clip(trainer)
         trainer.optimizer.step()
         trainer.optimizer.zero_grad(set_to_none=True)
@@ -117,7 +125,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
 
         progress = progress.after_step(trainer.global_batch)
         num_samples += trainer.global_batch
-        trainer.recent.append(_Step(progress.step, sample_ids, loss, grad_norm))
+        trainer.recent.append(_Step(progress.step, share, grad_norm))
         events.advance(progress.step)
         stops = events.is_stopping()
         is_last = progress.step == trainer.num_steps
@@ -137,9 +145,10 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
     return progress
 
 
-def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> tuple[tuple[str, ...], Tensor]:
-    """Adds up the gradients of one global batch; returns this rank's sample ids and its mean loss."""
+def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
+    """Adds up the gradients of this rank's share of one global batch; its loss is a mean."""
     ids: list[str] = []
+    num_fitted = 0
     total = torch.zeros((), device=trainer.accelerator.device)
     for micro_step in range(trainer.accumulation):
         positioned = next(batches)
@@ -149,7 +158,8 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> tuple[tu
             trainer.accelerator.backward(terms.loss / trainer.accumulation)
         total += terms.loss.detach() / trainer.accumulation
         ids.extend(positioned.batch.sample_ids)
-    return tuple(ids), total
+        num_fitted += positioned.batch.num_targets_of_other_size
+    return _Share(tuple(ids), num_fitted, total)
 
 
 def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
@@ -189,16 +199,18 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
     """
     recent = list(trainer.recent)
     trainer.recent.clear()
-    losses = trainer.accelerator.reduce(torch.stack([entry.loss for entry in recent]), reduction="mean")
+    losses = trainer.accelerator.reduce(torch.stack([entry.share.loss for entry in recent]), reduction="mean")
+    fitted = torch.tensor(sum(entry.share.num_fitted for entry in recent), device=losses.device)
+    num_fitted = int(trainer.accelerator.reduce(fitted, reduction="sum"))
     norms = torch.stack([entry.grad_norm.to(losses.device) for entry in recent])
     for entry, loss, norm in zip(recent, losses.tolist(), norms.tolist(), strict=True):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLoss(
                 f"The loss of step {entry.step} is {loss} and its gradient norm {norm}. Samples of this rank: "
-                f"{', '.join(entry.sample_ids)}. Nothing was saved after it. "
+                f"{', '.join(entry.share.sample_ids)}. Nothing was saved after it. "
                 f"Look at these pictures, lower optimizer.lr, or use backbone.dtype=float32."
             )
-    return progress.with_losses(losses.tolist(), norms.tolist()[-1])
+    return progress.with_losses(losses.tolist(), norms.tolist()[-1]).with_fitted(num_fitted)
 
 
 def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
@@ -208,4 +220,5 @@ def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
         "train/grad_norm": progress.grad_norm,
         "train/learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
         "train/samples": float(progress.position),
+        "train/fitted_targets": float(progress.num_fitted),
     }

@@ -46,12 +46,12 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
     accumulation = batches_per_step(config, accelerator.num_processes)
     share = Share(int(config.micro_batch), accumulation, accelerator.process_index, accelerator.num_processes)
     backbone: Backbone = build_checked("backbone", config.backbone)
-    _check_resolution(config, backbone.pixel_multiple)
     adapter_format = add_lora(backbone, config)
     with accelerator.main_process_first():
         write_scenes(config)
     dataset: EditDataset = build_checked("data", config.data)
     check_levels(config, dataset)
+    _check_references(backbone, dataset)
     hooks = build_hooks(config)
     for hook in hooks:
         hook.check()
@@ -195,13 +195,13 @@ def _facts(config: DictConfig) -> dict[str, str]:
     }
 
 
-def _check_resolution(config: DictConfig, pixel_multiple: int) -> None:
-    for side in config.data.get("resolution") or ():
-        if side % pixel_multiple:
-            raise ConfigError(
-                f"data.resolution={list(config.data.resolution)}: the backbone needs both sides to be multiples of "
-                f"{pixel_multiple} pixels. The nearest below is {side - side % pixel_multiple}."
-            )
+def _check_references(backbone: Backbone, dataset: EditDataset) -> None:
+    most = 1 + dataset.max_references
+    if most > backbone.max_sources:
+        raise ConfigError(
+            f"data.references gives up to {most} pictures to edit from, but this backbone takes "
+            f"{backbone.max_sources}. Drop some, or use backbone=qwen_image_edit_plus, which takes three."
+        )
 
 
 def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:

@@ -21,6 +21,7 @@ class Progress:
         window_loss: sum of the step losses since the last line of metrics.jsonl.
         window_steps: how many steps that sum holds.
         grad_norm: gradient norm of the newest step in the window, before clipping.
+        num_fitted: samples so far whose target was not of its source's size and was fitted to it.
     """
 
     step: int = 0
@@ -28,6 +29,7 @@ class Progress:
     window_loss: float = 0.0
     window_steps: int = 0
     grad_norm: float = 0.0
+    num_fitted: int = 0
 
     def after_step(self, num_samples: int) -> "Progress":
         """Returns the progress one optimizer step and ``num_samples`` samples later."""
@@ -41,9 +43,13 @@ class Progress:
             total += loss
         return replace(self, window_loss=total, window_steps=self.window_steps + len(losses), grad_norm=grad_norm)
 
+    def with_fitted(self, count: int) -> "Progress":
+        """Returns the progress with ``count`` more fitted targets."""
+        return replace(self, num_fitted=self.num_fitted + count)
+
     def with_new_window(self) -> "Progress":
         """Returns the progress with an empty logging window."""
-        return Progress(step=self.step, position=self.position)
+        return Progress(step=self.step, position=self.position, num_fitted=self.num_fitted)
 
     def to_json(self) -> dict[str, int | float]:
         """Returns the fields as plain data."""

@@ -5,13 +5,12 @@ Shape legend: B batch, H W pixels.
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import PromptLevel
@@ -20,12 +19,10 @@ from physedit.eval_hooks.files import (
     DamagedFileError,
     encode_png,
     file_digest,
-    from_image,
     json_line,
     link_or_copy,
     open_journal,
     read_json_lines,
-    to_image,
     write_bytes,
 )
 from physedit.eval_hooks.hook import EvalContext
@@ -53,18 +50,16 @@ class EditSettings:
     Attributes:
         seed: with hook and item it decides the noise, so base and adapter start from the same.
         num_steps: denoising steps.
-        guidance: guidance scale of the pipeline.
+        guidance: guidance scale of the pipeline; None for the editor's own.
         level: which instruction is used.
-        batch_size: pictures of one size edited at once.
-        resolution: long side in pixels at which pictures are edited; None keeps their own size.
+        batch_size: pictures of one working size edited at once.
     """
 
     seed: int
     num_steps: int
-    guidance: float
+    guidance: float | None
     level: PromptLevel
     batch_size: int
-    resolution: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
     if not pending and read_whole_manifest(task.folder) is not None:
         return 0
     plan = [
-        plan_batches(ranks_share, context.backbone.pixel_multiple, task.settings)
+        plan_batches(ranks_share, context.backbone.working_size, task.settings.batch_size)
         for ranks_share in (pending[rank :: ranks.world_size] for rank in range(ranks.world_size))
     ]
     made = 0
@@ -123,30 +118,17 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
 
 
 def plan_batches(
-    items: Sequence[BenchmarkItem], multiple: int, settings: EditSettings
+    items: Sequence[BenchmarkItem], working_size: Callable[[int, int], tuple[int, int]], batch_size: int
 ) -> tuple[tuple[BenchmarkItem, ...], ...]:
-    """Groups items of one edit size into batches, in order of their first item. Pure."""
+    """Groups items of one working size into batches, in order of their first item. Pure."""
     groups: dict[tuple[int, int], list[BenchmarkItem]] = {}
     for item in items:
-        height, width = item.source.shape[-2:]
-        groups.setdefault(edit_size(height, width, multiple, settings.resolution), []).append(item)
-    step = settings.batch_size
+        groups.setdefault(working_size(*item.source.shape[-2:]), []).append(item)
     return tuple(
-        tuple(group[start : start + step]) for group in groups.values() for start in range(0, len(group), step)
+        tuple(group[start : start + batch_size])
+        for group in groups.values()
+        for start in range(0, len(group), batch_size)
     )
-
-
-def edit_size(height: int, width: int, multiple: int, resolution: int | None) -> tuple[int, int]:
-    """Returns the height and width nearest to the picture's shape that the editor accepts. Pure.
-
-    Args:
-        height: of the picture in pixels.
-        width: of the picture in pixels.
-        multiple: both results are multiples of this many pixels.
-        resolution: wanted long side in pixels; None for the picture's own.
-    """
-    scale = 1.0 if resolution is None else resolution / max(height, width)
-    return _nearest(height * scale, multiple), _nearest(width * scale, multiple)
 
 
 def item_generator(seed: int, hook: str, index: int) -> torch.Generator:
@@ -166,10 +148,6 @@ def undisturbed(denoiser: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _nearest(side: float, multiple: int) -> int:
-    return max(1, round(side / multiple)) * multiple
 
 
 def _clear_stale(task: EditTask) -> None:
@@ -250,17 +228,13 @@ def _edit_batches(context: EvalContext, task: EditTask, plan: Sequence[Sequence[
 
 
 def _edit(context: EvalContext, task: EditTask, batch: Batch) -> Tensor:
-    settings = task.settings
-    sources = [item.source for item in batch]
-    height, width = sources[0].shape[-2:]
-    size = edit_size(height, width, context.backbone.pixel_multiple, settings.resolution)
-    stacked = torch.stack([_resized(source, size) for source in sources])  # [B, 3, H, W]
-    edited = context.backbone.edit(
+    settings, backbone = task.settings, context.backbone
+    edited = backbone.edit(
         context.denoiser,
-        stacked.to(context.device),
+        [(item.source,) for item in batch],
         [item.instruction(settings.level) for item in batch],
         num_steps=settings.num_steps,
-        guidance=settings.guidance,
+        guidance=backbone.default_guidance if settings.guidance is None else settings.guidance,
         generators=[item_generator(settings.seed, task.hook, item.index) for item in batch],
     )
     if edited.dtype != torch.uint8 or edited.shape[:2] != (len(batch), 3):
@@ -269,12 +243,6 @@ def _edit(context: EvalContext, task: EditTask, batch: Batch) -> Tensor:
             f"found {edited.dtype} {list(edited.shape)} for items {[item.index for item in batch]}."
         )
     return edited.cpu()
-
-
-def _resized(picture: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(picture.shape[-2:]) == size:
-        return picture
-    return from_image(to_image(picture).resize((size[1], size[0]), Image.Resampling.LANCZOS))
 
 
 def _store(task: EditTask, item: BenchmarkItem, edited: Tensor) -> list[dict[str, object]]:

@@ -34,7 +34,7 @@ from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
 log = logging.getLogger(__name__)
 
 # Raise it when the same settings would lead to other pictures, answers or numbers.
-_PROTOCOL = 1
+_PROTOCOL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ class PicaBenchHook:
         level: str = PromptLevel.SUPERFICIAL,
         seed: int = 0,
         num_steps: int = 28,
-        guidance: float = 2.5,
+        guidance: float | None = None,
         batch_size: int = 1,
-        resolution: int | None = None,
         limit: int | None = None,
         judge_workers: int = 1,
         max_unanswered_share: float = 0.05,
@@ -82,9 +81,8 @@ class PicaBenchHook:
             level: which of the three instructions is used.
             seed: decides the noise of every item.
             num_steps: denoising steps of an edit.
-            guidance: guidance scale of the pipeline.
+            guidance: guidance scale of the pipeline; None for the editor's own.
             batch_size: pictures edited at once; at 1 no kernel can make a picture depend on its neighbours.
-            resolution: long side in pixels at which pictures are edited; None for their own.
             limit: this many items, spread over the benchmark; None for all.
             judge_workers: pictures judged at once.
             max_unanswered_share: share of questions without yes or no above which the evaluation fails.
@@ -92,13 +90,13 @@ class PicaBenchHook:
         Raises:
             ValueError: a setting out of range, with its name.
         """
-        _refuse_out_of_range(num_steps, batch_size, judge_workers, limit, resolution, max_unanswered_share)
+        _refuse_out_of_range(num_steps, batch_size, judge_workers, limit, max_unanswered_share)
         if level not in tuple(PromptLevel):
             raise ValueError(f"{name}.level is {level!r}; expected one of {', '.join(PromptLevel)}.")
         self._name, self._cadence = name, cadence
         self._benchmark, self._limit = Path(benchmark), limit
         self._judge, self._measures = judge, measures or PicaBenchMeasures()
-        self._edit_settings = EditSettings(seed, num_steps, guidance, PromptLevel(level), batch_size, resolution)
+        self._edit_settings = EditSettings(seed, num_steps, guidance, PromptLevel(level), batch_size)
         self._judge_settings = JudgeSettings(judge_workers, max_unanswered_share)
         self._evaluated_bases: set[Path] = set()
 
@@ -194,7 +192,6 @@ class PicaBenchHook:
             "num_steps": settings.num_steps,
             "guidance": settings.guidance,
             "batch_size": settings.batch_size,
-            "resolution": settings.resolution,
         }
 
     @cached_property
@@ -206,6 +203,7 @@ class PicaBenchHook:
         described: dict[str, object] = {
             **self._settings,
             "backbone": context.backbone.fingerprint,
+            "default_guidance": context.backbone.default_guidance if self._edit_settings.guidance is None else None,
             "torch": torch.__version__,
             "device": _device_name(context.device),
         }
@@ -271,7 +269,6 @@ def _refuse_out_of_range(
     batch_size: int,
     judge_workers: int,
     limit: int | None,
-    resolution: int | None,
     max_unanswered_share: float,
 ) -> None:
     counts = {
@@ -279,7 +276,6 @@ def _refuse_out_of_range(
         "batch_size": batch_size,
         "judge_workers": judge_workers,
         "limit": limit,
-        "resolution": resolution,
     }
     for name, value in counts.items():
         if value is not None and value < 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 import physedit.conf
@@ -28,10 +28,24 @@ OPTIONS = {
     file.stem: OmegaConf.load(file)
     for file in sorted((Path(physedit.conf.__file__).parent / "backbone").glob("*.yaml"))
 }
-NEED_A_DOWNLOAD = {"flux_kontext"}
+AT_TEST_SIZE = {"weights": "random_tiny", "dtype": "float32", "area_px": 64 * 64, "vision_area_px": 56 * 56}
+
+
+def without_download(option: DictConfig) -> DictConfig:
+    """Returns the option as it is if its weights are shipped, else the same backbone with seeded tiny weights."""
+    if option.weights in ("toy", "random_tiny"):
+        return option
+    tiny = {key: value for key, value in AT_TEST_SIZE.items() if key in option}
+    return OmegaConf.merge(option, tiny)
+
+
 BUILDERS: dict[str, Callable[[], Backbone]] = {
-    name: partial(build, option) for name, option in OPTIONS.items() if name not in NEED_A_DOWNLOAD
+    name: partial(build, without_download(option)) for name, option in OPTIONS.items()
 }
+
+
+STORED = (61, 45)
+"""Height and width of the pictures: odd, so that they are worked at another size."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +59,14 @@ class Case:
 @pytest.fixture(scope="module", params=BUILDERS)
 def case(request: pytest.FixtureRequest) -> Case:
     backbone = BUILDERS[request.param]()
-    height, width = 8 * backbone.pixel_multiple, 6 * backbone.pixel_multiple
     generator = torch.Generator().manual_seed(5)
     coarse = torch.randint(0, 256, (4, 3, 4, 3), generator=generator).float()
-    pictures = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear").to(torch.uint8)
+    pictures = torch.nn.functional.interpolate(coarse, size=STORED, mode="bilinear").to(torch.uint8)
     batch = EditBatch(
-        ("a", "b"), pictures[:2], pictures[2:], ("Remove the ball.", "Make it night so that the lamp casts light.")
+        ("a", "b"),
+        tuple(pictures[:2]),
+        tuple(pictures[2:]),
+        ("Remove the ball.", "Make it night so that the lamp casts light."),
     )
     add_adapter(backbone.denoiser, LoraSettings(4, 8.0), targets=backbone.lora_presets["attention_mlp"], seed=0)
     noise = torch.randn(backbone.encode(batch).target.shape, generator=generator)
@@ -70,8 +86,9 @@ def fresh_adapter(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_every_option_is_found() -> None:
-    assert {"flux_kontext", "random_tiny", "toy"} <= OPTIONS.keys()
-    assert NEED_A_DOWNLOAD.issubset(OPTIONS)
+    real = {"flux_kontext", "qwen_image_edit", "qwen_image_edit_plus"}
+    assert OPTIONS.keys() == real | {"random_tiny", "toy", "toy_qwen_image_edit"}
+    assert {name for name, option in OPTIONS.items() if "/" in option.weights} == real
 
 
 def randomise(backbone: Backbone) -> dict[str, Tensor]:
@@ -86,8 +103,8 @@ def part(batch: EditBatch, *rows: int) -> EditBatch:
     index = list(rows)
     return EditBatch(
         tuple(batch.sample_ids[i] for i in index),
-        batch.source[index],
-        batch.target[index],
+        tuple(batch.sources[i] for i in index),
+        tuple(batch.targets[i] for i in index),
         tuple(batch.instructions[i] for i in index),
     )
 
@@ -102,10 +119,10 @@ def predict(case: Case, conditioning: Conditioning, noise: Tensor, sigma: list[f
 def edit(case: Case, batch: EditBatch, seeds: list[int]) -> Tensor:
     return case.backbone.edit(
         case.backbone.denoiser,
-        batch.source,
+        batch.given,
         batch.instructions,
         num_steps=3,
-        guidance=2.5,
+        guidance=case.backbone.default_guidance,
         generators=[torch.Generator().manual_seed(seed) for seed in seeds],
     )
 
@@ -114,11 +131,11 @@ def test_conditioning_has_the_promised_form(case: Case) -> None:
     conditioning = case.backbone.encode(case.batch)
     latent = conditioning.target.shape
     assert latent[0] == 2
-    assert conditioning.source.shape == latent
+    assert [source.shape for source in conditioning.sources] == [latent]
     assert conditioning.change.shape == (2, 1, *latent[2:])
     assert conditioning.change.min() >= 0
     assert conditioning.change.max() <= 1
-    for value in (conditioning.target, conditioning.source, conditioning.change):
+    for value in (conditioning.target, *conditioning.sources, conditioning.change):
         assert value.dtype == torch.float32
         assert not value.requires_grad
     for value in conditioning.text.values():
@@ -132,7 +149,7 @@ def test_encoding_is_deterministic(case: Case) -> None:
     case.backbone.to(torch.device("cpu"))  # a move forgets what an encoder keeps
     second = case.backbone.encode(case.batch)
     assert torch.equal(first.target, second.target)
-    assert torch.equal(first.source, second.source)
+    assert torch.equal(first.sources[0], second.sources[0])
     assert all(torch.equal(first.text[name], second.text[name]) for name in first.text)
 
 
@@ -142,21 +159,46 @@ def test_encoding_does_not_depend_on_the_batch(case: Case) -> None:
         case.backbone.to(torch.device("cpu"))
         alone = case.backbone.encode(part(case.batch, i))
         assert torch.equal(alone.target[0], both.target[i])
-        assert torch.equal(alone.source[0], both.source[i])
-        assert all(torch.equal(alone.text[name][0], both.text[name][i]) for name in alone.text)
+        assert torch.equal(alone.sources[0][0], both.sources[0][i])
+        for name, states in alone.text.items():
+            length = states.shape[1]  # a batch pads the shorter instruction
+            assert torch.equal(states[0], both.text[name][i, :length])
 
 
 def test_pictures_that_are_equal_have_no_change(case: Case) -> None:
-    same = replace(case.batch, target=case.batch.source)
+    same = replace(case.batch, targets=case.batch.sources)
     assert case.backbone.encode(same).change.abs().max() == 0
 
 
-def test_wrong_size_is_refused_by_encode_and_edit_alike(case: Case) -> None:
-    odd = replace(case.batch, source=case.batch.source[..., :-1], target=case.batch.target[..., :-1])
-    with pytest.raises(PictureSizeError, match=f"multiples of {case.backbone.pixel_multiple}"):
-        case.backbone.encode(odd)
-    with pytest.raises(PictureSizeError, match=f"multiples of {case.backbone.pixel_multiple}"):
-        edit(case, odd, [0, 1])
+def test_unlike_working_sizes_and_too_many_pictures_are_refused_by_encode_and_edit_alike(case: Case) -> None:
+    pictures = tuple(torch.zeros(3, *size, dtype=torch.uint8) for size in ((30, 90), (90, 30)))
+    unlike = replace(case.batch, sources=pictures, targets=pictures)
+    crowded = replace(part(case.batch, 0), references=(case.batch.sources[:1] * case.backbone.max_sources,))
+    for batch, message in ((unlike, "one working size"), (crowded, f"takes {case.backbone.max_sources}")):
+        with pytest.raises(PictureSizeError, match=message):
+            case.backbone.encode(batch)
+        with pytest.raises(PictureSizeError, match=message):
+            edit(case, batch, [0, 1])
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (97, 211), (1000, 750), (3000, 4000), (2048, 1024)])
+def test_working_size_depends_on_the_aspect_alone_and_keeps_its_area(case: Case, height: int, width: int) -> None:
+    size = case.backbone.working_size(height, width)
+    assert size == case.backbone.working_size(3 * height, 3 * width)
+    square = case.backbone.working_size(512, 512)
+    # A side is rounded to a multiple of up to 32 pixels, which at 64x64 is half of it.
+    assert 0.4 < size[0] * size[1] / (square[0] * square[1]) < 1.7
+
+
+def test_target_of_another_size_is_fitted_to_the_source(case: Case) -> None:
+    picture = case.batch.sources[0]
+    twice = torch.nn.functional.interpolate(picture[None].float(), scale_factor=2, mode="nearest")[0].to(torch.uint8)
+    wider = torch.cat([picture, picture[..., :20]], dim=-1)
+    same = case.backbone.encode(replace(part(case.batch, 0), targets=(picture,)))
+    for other in (twice, wider):
+        conditioning = case.backbone.encode(replace(part(case.batch, 0), targets=(other,)))
+        assert conditioning.target.shape == same.target.shape
+        assert not torch.equal(conditioning.target, same.target)
 
 
 def test_velocity_has_the_shape_of_the_target_in_float32(case: Case) -> None:
@@ -183,7 +225,7 @@ def test_identical_samples_with_identical_noise_get_identical_velocities(case: C
 def test_velocity_depends_on_source_instruction_sigma_and_adapter(case: Case) -> None:
     conditioning = case.backbone.encode(case.batch)
     plain = predict(case, conditioning, case.noise, [0.6, 0.6])
-    other_source = replace(conditioning, source=conditioning.source.flip(0))
+    other_source = replace(conditioning, sources=(conditioning.sources[0].flip(0),))
     other_text = replace(conditioning, text={name: value.flip(0) for name, value in conditioning.text.items()})
     noisy = 0.4 * conditioning.target + 0.6 * case.noise
     with torch.no_grad():
@@ -215,7 +257,7 @@ def test_only_the_adapter_trains_and_all_of_it_does(case: Case) -> None:
 def test_edit_has_the_form_of_the_source_and_repeats(case: Case) -> None:
     first, second = edit(case, case.batch, [1, 2]), edit(case, case.batch, [1, 2])
     assert first.dtype == torch.uint8
-    assert first.shape == case.batch.source.shape
+    assert first.shape == (2, 3, *case.backbone.working_size(*STORED))
     assert torch.equal(first, second)
     assert not torch.equal(first, edit(case, case.batch, [3, 4]))
 

@@ -21,7 +21,7 @@ from physedit.data_loaders.sample import DatasetLayoutError, EditDataset, Prompt
 from physedit.train.build import resolve_target
 
 NUM_ROWS = 5
-RESOLUTION = [24, 32]
+STORED = (30, 40)
 
 
 def png(number: int) -> bytes:
@@ -37,7 +37,7 @@ def pica100k(folder: Path) -> EditDataset:
     table |= {"src_img": [{"bytes": png(i), "path": None} for i in range(NUM_ROWS)]}
     table |= {"tgt_img": [{"bytes": png(100 + i), "path": None} for i in range(NUM_ROWS)]}
     parquet.write_table(pa.table(table), folder / "train-0.parquet")
-    return Pica100k(path=str(folder), resolution=RESOLUTION)
+    return Pica100k(path=str(folder))
 
 
 def pairs_beside_files(folder: Path) -> EditDataset:
@@ -46,9 +46,7 @@ def pairs_beside_files(folder: Path) -> EditDataset:
         (folder / f"{i}.png").write_bytes(png(i))
         (folder / f"{100 + i}.png").write_bytes(png(100 + i))
     (folder / "metadata.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    return Pairs(
-        path=str(folder), source="in", target="out", instruction="say", level="explicit", resolution=RESOLUTION
-    )
+    return Pairs(path=str(folder), source="in", target="out", instruction="say", level="explicit")
 
 
 def pairs_in_parquet(folder: Path) -> EditDataset:
@@ -59,7 +57,6 @@ def pairs_in_parquet(folder: Path) -> EditDataset:
         target="tgt_img",
         instruction="explicit_prompt",
         level="explicit",
-        resolution=RESOLUTION,
     )
 
 
@@ -88,7 +85,7 @@ def test_samples_have_the_promised_form(dataset: EditDataset) -> None:
         for level in dataset.levels:
             sample = dataset.sample(index, level)
             assert sample.source.dtype == sample.target.dtype == torch.uint8
-            assert sample.source.shape == sample.target.shape == (3, *RESOLUTION)
+            assert sample.source.shape == sample.target.shape == (3, *STORED)
             assert sample.instruction == f"{level} {index}"
             assert sample.level == level
             assert Path(sample.origin.file).exists()
@@ -110,13 +107,12 @@ def test_same_arguments_give_the_same_sample(dataset: EditDataset) -> None:
 
 
 def test_source_and_target_are_not_swapped(dataset: EditDataset) -> None:
-    from physedit.data_loaders.geometry import cover_and_crop
     from physedit.data_loaders.images import decode_rgb
     from physedit.data_loaders.sample import Origin
 
     sample = dataset.sample(2, PromptLevel.EXPLICIT)
-    assert torch.equal(sample.source, cover_and_crop(decode_rgb(png(2), Origin("", 0)), *RESOLUTION))
-    assert torch.equal(sample.target, cover_and_crop(decode_rgb(png(102), Origin("", 0)), *RESOLUTION))
+    assert torch.equal(sample.source, decode_rgb(png(2), Origin("", 0)))
+    assert torch.equal(sample.target, decode_rgb(png(102), Origin("", 0)))
 
 
 def test_copy_for_a_worker_process_yields_the_same_samples(dataset: EditDataset) -> None:
@@ -128,7 +124,7 @@ def test_copy_for_a_worker_process_yields_the_same_samples(dataset: EditDataset)
 
 def test_samples_collate(dataset: EditDataset) -> None:
     batch = collate([dataset.sample(i, PromptLevel.EXPLICIT) for i in (0, 3)])
-    assert batch.source.shape == (2, 3, *RESOLUTION)
+    assert [source.shape for source in batch.sources] == [(3, *STORED)] * 2
     assert batch.instructions == ("explicit 0", "explicit 3")
 
 

@@ -21,6 +21,7 @@ class Counted:
     """Nine tiny pairs that carry their row in every field, and a list of the rows decoded in this process."""
 
     levels = frozenset(PromptLevel)
+    max_references = 0
 
     def __init__(self, broken: int | None = None) -> None:
         self.decoded: list[int] = []
@@ -73,8 +74,8 @@ def test_picture_instruction_and_id_of_a_sample_stay_together_over_epochs() -> N
         for micro in step:
             for i, sample_id in enumerate(micro.batch.sample_ids):
                 row = int(sample_id.removeprefix("row:"))
-                assert micro.batch.source[i].unique().tolist() == [row]
-                assert micro.batch.target[i].unique().tolist() == [row + 100]
+                assert micro.batch.sources[i].unique().tolist() == [row]
+                assert micro.batch.targets[i].unique().tolist() == [row + 100]
                 assert micro.batch.instructions[i].endswith(f" {row}")
 
 
@@ -103,7 +104,10 @@ def test_worker_processes_yield_the_same_batches() -> None:
     alone = list(batches(Counted(), Share(3), stop_position=12))
     helped = list(batches(Counted(), Share(3), stop_position=12, num_workers=2))
     assert [contents([b]) for b in helped] == [contents([b]) for b in alone]
-    assert all(torch.equal(a.batch.source, b.batch.source) for a, b in zip(alone, helped, strict=True))
+    assert all(
+        torch.equal(torch.stack(a.batch.sources), torch.stack(b.batch.sources))
+        for a, b in zip(alone, helped, strict=True)
+    )
 
 
 def test_reading_leaves_the_global_generator_alone() -> None:
@@ -114,18 +118,17 @@ def test_reading_leaves_the_global_generator_alone() -> None:
 
 
 class Unequal(Counted):
-    """Pictures of two sizes."""
+    """Every other row has a reference."""
 
     def sample(self, index: int, level: PromptLevel) -> EditSample:
         sample = super().sample(index, level)
-        side = 2 + index % 2
-        picture = torch.zeros((3, side, side), dtype=torch.uint8)
-        return replace(sample, source=picture, target=picture)
+        return replace(sample, references=(sample.source,) * (index % 2))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("dataset", "message"), [(Counted(broken=3), "row 3 is broken"), (Unequal(), "A batch needs pictures of one size")]
+    ("dataset", "message"),
+    [(Counted(broken=3), "row 3 is broken"), (Unequal(), "A batch needs pairs with equally many references")],
 )
 def test_broken_row_stops_the_run_with_its_name_and_nothing_else(
     dataset: Counted, message: str, num_workers: int

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from physedit.data_loaders.pairs import Pairs
-from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel
+from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel, collate
 
 COLUMNS = {"source": "before", "target": "after", "instruction": "text", "level": "explicit"}
 
@@ -104,3 +104,23 @@ def test_one_column_for_two_purposes_is_refused(folder: Path) -> None:
 def test_unknown_level_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.level is 'detailed'"):
         Pairs(path=str(folder), **{**COLUMNS, "level": "detailed"})
+
+
+def test_references_are_read_beside_the_source_and_may_be_empty(tmp_path: Path, png) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(png((number, 0, 0)))
+    rows = [
+        {"a": "0.png", "b": "1.png", "say": "x", "more": "2.png", "most": "3.png"},
+        {"a": "0.png", "b": "1.png", "say": "x", "more": "2.png", "most": None},
+    ]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    data = Pairs(
+        path=str(tmp_path), source="a", target="b", instruction="say", level="explicit", references=["more", "most"]
+    )
+    full, partial = (data.sample(row, PromptLevel.EXPLICIT) for row in (0, 1))
+    assert [int(picture[0, 0, 0]) for picture in full.references] == [2, 3]
+    assert [int(picture[0, 0, 0]) for picture in partial.references] == [2]
+    assert data.max_references == 2
+    assert [len(pictures) for pictures in collate([full, full]).given] == [3, 3]
+    with pytest.raises(DatasetRowError, match=r"equally many references.*Set micro_batch=1"):
+        collate([full, partial])

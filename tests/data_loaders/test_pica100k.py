@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from physedit.data_loaders.pica100k import Pica100k
-from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel
+from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, PromptLevel, collate
 
 
 def test_rows_of_all_shards_come_in_order_with_ids_of_their_file(write_pica) -> None:
@@ -58,13 +58,6 @@ def test_limit_spreads_over_the_file(write_pica) -> None:
         data.sample(3, PromptLevel.EXPLICIT)
 
 
-def test_resolution_brings_every_picture_to_one_size(write_pica, png) -> None:
-    sizes = [(16, 16), (32, 24), (20, 40)]
-    cells = [{"bytes": png((9, 9, 9), *size), "path": None} for size in sizes]
-    data = Pica100k(path=str(write_pica(num_rows=3, src_img=cells, tgt_img=cells)), resolution=[24, 16])
-    assert {data.sample(i, PromptLevel.EXPLICIT).source.shape for i in range(3)} == {(3, 24, 16)}
-
-
 def test_copy_for_a_worker_process_reads_the_same(write_pica) -> None:
     data = Pica100k(path=str(write_pica()))
     copy = pickle.loads(pickle.dumps(data))
@@ -115,17 +108,18 @@ def test_row_without_picture_is_named(write_pica, png) -> None:
         data.sample(1, PromptLevel.EXPLICIT)
 
 
-def test_pictures_of_unlike_size_need_a_resolution(write_pica, png) -> None:
-    path = write_pica(num_rows=1, tgt_img=[{"bytes": png((1, 1, 1), 32, 32), "path": None}])
-    with pytest.raises(DatasetRowError, match=r"row 0 differ in size.*data\.resolution"):
-        Pica100k(path=str(path)).sample(0, PromptLevel.EXPLICIT)
-    assert Pica100k(path=str(path), resolution=[16, 16]).sample(0, PromptLevel.EXPLICIT).target.shape == (3, 16, 16)
+def test_pictures_of_unlike_size_are_given_as_they_are_and_counted(write_pica, png) -> None:
+    path = write_pica(
+        num_rows=2, tgt_img=[{"bytes": png((1, 1, 1), *size), "path": None} for size in ((32, 32), (16, 16))]
+    )
+    samples = [Pica100k(path=str(path)).sample(row, PromptLevel.EXPLICIT) for row in (0, 1)]
+    assert [sample.target.shape for sample in samples] == [(3, 32, 32), (3, 16, 16)]
+    assert collate(samples).num_targets_of_other_size == 1
 
 
-@pytest.mark.parametrize(("key", "value"), [("resolution", [64]), ("resolution", [0, 64]), ("limit", 0)])
-def test_settings_that_make_no_sense_are_refused(write_pica, key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"data\.{key}"):
-        Pica100k(path=str(write_pica()), **{key: value})
+def test_limit_of_no_rows_is_refused(write_pica) -> None:
+    with pytest.raises(ValueError, match=r"data\.limit"):
+        Pica100k(path=str(write_pica()), limit=0)
 
 
 def test_file_with_a_hole_is_named(write_pica) -> None:

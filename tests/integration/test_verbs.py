@@ -52,7 +52,6 @@ def pairs_without_levels(tmp_path: Path, world: Path) -> tuple[str, ...]:
         "data.source=src_img",
         "data.target=tgt_img",
         "data.instruction=superficial_prompt",
-        "data.resolution=null",
         "levels.explicit=1.0",
     )
 

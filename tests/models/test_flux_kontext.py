@@ -16,7 +16,7 @@ from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models import flux_kontext
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.flux_pipeline import load_pipeline
-from physedit.models.latents import pack, unpack
+from physedit.models.latents import pack, pipeline_time, unpack
 from physedit.models.lora import LoraSettings, adapter_state, add_adapter, load_state
 
 GUIDANCE = 2.5
@@ -54,8 +54,9 @@ def as_pil(pixels: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
-def build(dtype: str = "float32", train_guidance: float = GUIDANCE, **options: Any) -> FluxKontext:
-    return FluxKontext(weights="random_tiny", dtype=dtype, max_text_tokens=24, train_guidance=train_guidance, **options)
+def build(dtype: str = "float32", area_px: int = HEIGHT * WIDTH, **options: Any) -> FluxKontext:
+    settings = {"max_text_tokens": 24, "train_guidance": GUIDANCE, **options}
+    return FluxKontext(weights="random_tiny", dtype=dtype, area_px=area_px, **settings)
 
 
 def run_stock(
@@ -89,12 +90,12 @@ def rebuild(
     normalised: bool = True,
 ) -> list[Call]:
     """Calls ``velocity`` with the pipeline's noisy latents and sigma of each step; everything else is ours."""
-    size = {"height": 2 * (height // backbone.pixel_multiple), "width": 2 * (width // backbone.pixel_multiple)}
-    conditioning = backbone.encode(EditBatch(("a",), source[None], source[None], (PROMPT,)))
+    size = {"height": height // 8, "width": width // 8}
+    conditioning = backbone.encode(EditBatch(("a",), (source,), (source,), (PROMPT,)))
     if not normalised:
         config = backbone._pipeline.vae.config
-        raw = conditioning.source / config.scaling_factor + config.shift_factor
-        conditioning = replace(conditioning, source=raw)
+        raw = conditioning.sources[0] / config.scaling_factor + config.shift_factor
+        conditioning = replace(conditioning, sources=(raw,))
     num_tokens = size["height"] * size["width"] // 4
     with recorded(backbone.denoiser) as calls, torch.no_grad():
         for call, sigma in zip(stock, sigmas, strict=True):
@@ -132,7 +133,8 @@ def test_every_input_of_the_transformer_is_the_pipelines(stock: tuple[str, FluxK
 def test_reference_of_another_shape_keeps_its_own_grid() -> None:
     pipeline = load_pipeline("random_tiny", torch.float32)
     theirs, _ = run_stock(pipeline, picture(32, 64), height=64, width=48)
-    ours = rebuild(build(), theirs, pipeline.scheduler.sigmas[:-1], picture(32, 64), height=64, width=48)
+    backbone = build(area_px=32 * 64)
+    ours = rebuild(backbone, theirs, pipeline.scheduler.sigmas[:-1], picture(32, 64), height=64, width=48)
     assert [differing(a, b) for a, b in zip(theirs, ours, strict=True)] == [set()] * NUM_STEPS
 
 
@@ -142,7 +144,7 @@ def test_edit_is_the_pipelines_picture(stock: tuple[str, FluxKontextPipeline]) -
     backbone = build(dtype)
     ours = backbone.edit(
         backbone.denoiser,
-        picture()[None],
+        [(picture(),)],
         [PROMPT],
         num_steps=NUM_STEPS,
         guidance=GUIDANCE,
@@ -201,8 +203,7 @@ def test_time_is_the_pipelines_at_every_grid_point(dtype: str) -> None:
     scheduler.set_timesteps(sigmas=[(1000 - i) / 1000 for i in range(1000)])
     # FluxKontextPipeline.__call__: t.expand(batch).to(latents.dtype), then / 1000.
     theirs = torch.stack([t.expand(1).to(DTYPES[dtype]) / 1000 for t in scheduler.timesteps])[:, 0]
-    backbone = build(dtype)
-    ours = backbone._timestep(scheduler.sigmas[:-1])
+    ours = pipeline_time(scheduler.sigmas[:-1], scheduler, DTYPES[dtype])
     assert ours.dtype == DTYPES[dtype]
     assert torch.equal(ours, theirs)
 
@@ -213,7 +214,7 @@ def test_time_shift_is_the_pipelines(height: int, width: int) -> None:
     source = picture(height, width)
     run_stock(pipeline, source, height, width)
     unshifted = torch.linspace(1.0, 1 / NUM_STEPS, NUM_STEPS, dtype=torch.float64)
-    shift = build().encode(EditBatch(("a",), source[None], source[None], (PROMPT,))).time_shift
+    shift = build(area_px=height * width).encode(EditBatch(("a",), (source,), (source,), (PROMPT,))).time_shift
     factor = torch.tensor(shift, dtype=torch.float64).exp()
     ours = factor * unshifted / (1 + (factor - 1) * unshifted)
     # The scheduler works in float32.
@@ -222,34 +223,32 @@ def test_time_shift_is_the_pipelines(height: int, width: int) -> None:
 
 def test_latents_are_the_normalised_mode_not_a_sample() -> None:
     backbone = build()
-    source = picture()[None]
-    conditioning = backbone.encode(EditBatch(("a",), source, source, (PROMPT,)))
+    conditioning = backbone.encode(EditBatch(("a",), (picture(),), (picture(),), (PROMPT,)))
     vae = backbone._pipeline.vae
-    pixels = source.float() / 255 * 2 - 1
+    pixels = picture()[None].float() / 255 * 2 - 1
     mode = (vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
     sample = (vae.encode(pixels).latent_dist.sample() - vae.config.shift_factor) * vae.config.scaling_factor
     # The plain layout of these pixels rounds otherwise than the pipeline's channels-last one.
-    assert (conditioning.source - mode).abs().max() < 1e-5
-    assert (conditioning.source - sample).abs().max() > 0.1
+    assert (conditioning.sources[0] - mode).abs().max() < 1e-5
+    assert (conditioning.sources[0] - sample).abs().max() > 0.1
 
 
 def test_target_and_source_latents_are_not_swapped() -> None:
     backbone = build()
-    red = torch.tensor([255, 0, 0], dtype=torch.uint8)[None, :, None, None].expand(1, 3, 64, 64).contiguous()
-    blue = red.flip(1)
-    mixed = backbone.encode(EditBatch(("a",), red, blue, (PROMPT,)))
-    only_blue = backbone.encode(EditBatch(("a",), blue, blue, (PROMPT,)))
+    red = torch.tensor([255, 0, 0], dtype=torch.uint8)[:, None, None].expand(3, 64, 48).contiguous()
+    blue = red.flip(0)
+    mixed = backbone.encode(EditBatch(("a",), (red,), (blue,), (PROMPT,)))
+    only_blue = backbone.encode(EditBatch(("a",), (blue,), (blue,), (PROMPT,)))
     assert torch.equal(mixed.target, only_blue.target)
-    assert not torch.equal(mixed.source, only_blue.source)
+    assert not torch.equal(mixed.sources[0], only_blue.sources[0])
     assert mixed.change.unique().tolist() == [1.0]
 
 
 def test_only_text_beyond_the_limit_is_cut_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     backbone = build()
-    source = picture()[None]
 
     def text_of(prompt: str) -> Tensor:
-        return backbone.encode(EditBatch(("a",), source, source, (prompt,))).text["prompts"]
+        return backbone.encode(EditBatch(("a",), (picture(),), (picture(),), (prompt,))).text["prompts"]
 
     start = "remove the " * 10
     assert torch.equal(text_of(start + "ball"), text_of(start + "lamp"))
@@ -266,7 +265,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         state = adapter_state(backbone.denoiser)
         load_state(backbone.denoiser, {n: 0.1 * torch.randn(v.shape, generator=generator) for n, v in state.items()})
         backbone.denoiser.train()
-        conditioning = backbone.encode(EditBatch(("a",), picture()[None], picture(seed=4)[None], (PROMPT,)))
+        conditioning = backbone.encode(EditBatch(("a",), (picture(),), (picture(seed=4),), (PROMPT,)))
         noise = torch.randn(conditioning.target.shape, generator=generator)
         with recorded(backbone.denoiser.transformer_blocks[0].ff) as block_calls:
             backbone.velocity(backbone.denoiser, noise, torch.tensor([0.7]), conditioning).square().mean().backward()
@@ -283,7 +282,7 @@ def test_adapter_stays_float32_over_a_bfloat16_base_and_trains() -> None:
     parameters = dict(backbone.denoiser.named_parameters())
     assert {p.dtype for n, p in parameters.items() if "lora_" in n} == {torch.float32}
     assert {p.dtype for n, p in parameters.items() if "lora_" not in n} == {torch.bfloat16}
-    conditioning = backbone.encode(EditBatch(("a",), picture()[None], picture(seed=4)[None], (PROMPT,)))
+    conditioning = backbone.encode(EditBatch(("a",), (picture(),), (picture(seed=4),), (PROMPT,)))
     velocity = backbone.velocity(
         backbone.denoiser, torch.randn(conditioning.target.shape), torch.tensor([0.7]), conditioning
     )
@@ -299,6 +298,8 @@ def test_adapter_stays_float32_over_a_bfloat16_base_and_trains() -> None:
         ({"max_text_tokens": 0}, "max_text_tokens is 0"),
         ({"max_text_tokens": 513}, "max_text_tokens is 513"),
         ({"weights": "./absent"}, "backbone.weights is './absent'"),
+        ({"area_px": 1023}, "area_px is 1023"),
+        ({"encoders": "gone"}, "encoders is 'gone'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
@@ -307,10 +308,13 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
         FluxKontext(**settings)
 
 
-def test_picture_above_the_area_limit_is_refused() -> None:
-    backbone = build(max_area_px=HEIGHT * WIDTH - 1)
-    with pytest.raises(PictureSizeError, match=r"above backbone\.max_area_px=3071"):
-        backbone.encode(EditBatch(("a",), picture()[None], picture()[None], (PROMPT,)))
+def test_sources_of_unlike_working_size_and_references_are_refused() -> None:
+    backbone = build()
+    wide, tall = picture(48, 64), picture(64, 48)
+    with pytest.raises(PictureSizeError, match=r"a is worked at 64x48 and b at 48x64\. Set micro_batch=1"):
+        backbone.encode(EditBatch(("a", "b"), (wide, tall), (wide, tall), (PROMPT, PROMPT)))
+    with pytest.raises(PictureSizeError, match=r"a gives 2 pictures.*takes 1"):
+        backbone.encode(EditBatch(("a",), (tall,), (tall,), (PROMPT,), ((wide,),)))
 
 
 @pytest.mark.parametrize("is_shown", [True, False])

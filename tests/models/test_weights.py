@@ -6,7 +6,7 @@ from torch import nn
 
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.random_tiny import build_random_tiny
-from physedit.models.weights import find_weights, hash_folder, hash_modules
+from physedit.models.weights import find_weights, hash_folder, hash_modules, split_revision
 
 
 def test_folder_of_a_pipeline_is_found(tmp_path: Path) -> None:
@@ -17,6 +17,9 @@ def test_folder_of_a_pipeline_is_found(tmp_path: Path) -> None:
 def test_hub_id_is_left_to_the_hub() -> None:
     hub_id = "black-forest-labs/FLUX.1-Kontext-dev"
     assert find_weights(hub_id, "flux_kontext") == hub_id
+    assert find_weights(f"{hub_id}@main", "flux_kontext") == f"{hub_id}@main"
+    assert split_revision(f"{hub_id}@main") == (hub_id, "main")
+    assert split_revision(hub_id) == (hub_id, None)
 
 
 @pytest.mark.parametrize("weights", ["./absent", "/absent/folder", "absent", "a/b/c", ""])
@@ -50,26 +53,32 @@ def test_module_hash_follows_every_weight_and_dtype() -> None:
     assert hash_modules(module) != before
 
 
+def open_(weights: Path | str, dtype: str = "float32") -> FluxKontext:
+    return FluxKontext(weights=str(weights), dtype=dtype, max_text_tokens=24, area_px=1024)
+
+
 def test_saved_pipeline_is_the_same_editor_with_a_fingerprint_of_its_files(tmp_path: Path) -> None:
     build_random_tiny(0).save_pretrained(tmp_path)
-    stored = FluxKontext(weights=str(tmp_path), dtype="float32", max_text_tokens=24)
-    built = FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=24)
-    assert stored.pixel_multiple == built.pixel_multiple == 16
-    picture = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    stored = open_(tmp_path)
+    built = open_("random_tiny")
+    picture = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
     def edit(backbone: FluxKontext) -> torch.Tensor:
         generators = [torch.Generator().manual_seed(2)]
         return backbone.edit(
-            backbone.denoiser, picture, ["add a lamp"], num_steps=2, guidance=2.5, generators=generators
+            backbone.denoiser, [(picture,)], ["add a lamp"], num_steps=2, guidance=2.5, generators=generators
         )
 
     assert torch.equal(edit(stored), edit(built))
-    again = FluxKontext(weights=str(tmp_path), dtype="float32", max_text_tokens=24)
+    again = open_(tmp_path)
     assert again.fingerprint == stored.fingerprint
-    assert FluxKontext(weights=str(tmp_path), dtype="bfloat16", max_text_tokens=24).fingerprint != stored.fingerprint
+    assert open_(tmp_path, "bfloat16").fingerprint != stored.fingerprint
     weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert FluxKontext(weights=str(tmp_path), dtype="float32", max_text_tokens=24).fingerprint != stored.fingerprint
+    assert (
+        open_(tmp_path).fingerprint
+        != stored.fingerprint
+    )
 
 
 def test_random_tiny_is_the_same_in_every_build() -> None:

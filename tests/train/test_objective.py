@@ -15,7 +15,7 @@ def conditioning_of(batch: int = 3, time_shift: float = 1.15) -> Conditioning:
     latents = torch.randn(batch, 4, 6, 6, generator=generator)
     change = torch.zeros(batch, 1, 6, 6)
     change[:, :, :2, :2] = 1.0
-    return Conditioning(target=latents, source=latents, text={}, change=change, time_shift=time_shift)
+    return Conditioning(target=latents, sources=(latents,), text={}, change=change, time_shift=time_shift)
 
 
 def draws_of(conditioning: Conditioning) -> Draws:

@@ -250,8 +250,13 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(make_hook: Make, tmp_path:
     assert _files(cut) == _files(whole.folder.parent / "base")
 
 
+class DoublingEditor(PaintingEditor):
+    def working_size(self, height: int, width: int) -> tuple[int, int]:
+        return 2 * height, 2 * width
+
+
 def test_another_output_size_is_stored_as_edited_and_counted(make_hook: Make, tmp_path: Path) -> None:
-    report = make_hook(resolution=32).run(context_for(PaintingEditor(), tmp_path / "run", step=400))
+    report = make_hook().run(context_for(DoublingEditor(), tmp_path / "run", step=400))
     assert tuple(read_rgb(report.folder / "output_img/00000.png").shape) == (3, 32, 32)
     assert tuple(read_rgb(report.folder / "input_img/00000.png").shape) == (3, 16, 16)
     assert any("7 edited pictures had another size" in note for note in report.notes)
@@ -276,7 +281,6 @@ OTHER_SETTINGS: dict[str, object] = {
     "num_steps": 2,
     "guidance": 1.0,
     "batch_size": 1,
-    "resolution": 32,
     "limit": 3,
 }
 
