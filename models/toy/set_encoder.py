@@ -19,10 +19,10 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-_CELL_PX = 4
+CELL_PX = 4
 _PIN = 512.0
 """K above: large against any component (|x| < 12), so that the norm's scale varies by less than 1e-4."""
-_LOG_VARIANCE = -20.0
+LOG_VARIANCE = -20.0
 """The posterior is a point: its sample equals its mode to 5e-5."""
 
 
@@ -49,8 +49,8 @@ def analyse_patches(pictures: Tensor, num_components: int) -> PatchComponents:
         pictures: ``[N, 3, H, W]`` float32 in -1..1.
         num_components: how many components to keep.
     """
-    patches = nn.functional.unfold(pictures, _CELL_PX, stride=_CELL_PX)  # [N, 3*16, cells], colour first
-    patches = patches.transpose(1, 2).reshape(-1, 3, _CELL_PX * _CELL_PX).transpose(1, 2)
+    patches = nn.functional.unfold(pictures, CELL_PX, stride=CELL_PX)  # [N, 3*16, cells], colour first
+    patches = patches.transpose(1, 2).reshape(-1, 3, CELL_PX * CELL_PX).transpose(1, 2)
     flat = patches.reshape(patches.shape[0], -1).double()  # [patches, (dy, dx, colour)]
     mean = flat.mean(dim=0)
     variances, vectors = torch.linalg.eigh(torch.cov(flat.T))  # ascending
@@ -72,11 +72,11 @@ def set_encoder(autoencoder: AutoencoderKL, components: PatchComponents) -> None
     encoder = autoencoder.encoder
     for parameter in encoder.parameters():
         parameter.zero_()
-    _pass_on(encoder.conv_in.weight[:3, :, 1, 1])
+    pass_on(encoder.conv_in.weight[:3, :, 1, 1])
     first, second, last = encoder.down_blocks
-    _gather_neighbours(first.downsamplers[0].conv, num_channels=3)
-    _pass_on(second.resnets[0].conv_shortcut.weight[:12, :12, 0, 0])
-    _gather_neighbours(second.downsamplers[0].conv, num_channels=12)
+    gather_neighbours(first.downsamplers[0].conv, num_channels=3)
+    pass_on(second.resnets[0].conv_shortcut.weight[:12, :12, 0, 0])
+    gather_neighbours(second.downsamplers[0].conv, num_channels=12)
     _set_code(last.resnets[0].conv_shortcut, components)
     _set_readout(autoencoder)
 
@@ -95,7 +95,7 @@ def code_of(components: PatchComponents, pictures: Tensor) -> Tensor:
     It equals the network's normalised posterior mode to 1e-3, at a fiftieth of the cost.
     """
     num_pictures, _, height, width = pictures.shape
-    cells = pictures.reshape(num_pictures, 3, height // _CELL_PX, _CELL_PX, width // _CELL_PX, _CELL_PX)
+    cells = pictures.reshape(num_pictures, 3, height // CELL_PX, CELL_PX, width // CELL_PX, CELL_PX)
     patches = cells.permute(0, 2, 4, 3, 5, 1).flatten(3)  # [N, h, w, (dy, dx, colour)]
     return (patches @ components.directions.T + components.offsets).permute(0, 3, 1, 2)
 
@@ -120,25 +120,26 @@ def _set_readout(autoencoder: AutoencoderKL) -> None:
     mean[:, 0::4] = torch.eye(config.latent_channels) / config.scaling_factor
     mean[:, 1::4] = -torch.eye(config.latent_channels) / config.scaling_factor
     encoder.conv_out.bias[: config.latent_channels] = config.shift_factor
-    encoder.conv_out.bias[config.latent_channels :] = _LOG_VARIANCE
+    encoder.conv_out.bias[config.latent_channels :] = LOG_VARIANCE
 
 
-def _pass_on(weight: Tensor) -> None:
+def pass_on(weight: Tensor) -> None:
+    """Makes a matrix send input k to output k and the rest nowhere."""
     weight.copy_(torch.eye(*weight.shape))
 
 
-def _gather_neighbours(conv: nn.Conv2d, num_channels: int) -> None:
+def gather_neighbours(conv: nn.Conv2d, num_channels: int) -> None:
     """Sends channel c of the pixel at (dy, dx) of each 2x2 block to output channel (2 dy + dx) num_channels + c."""
     for dy in range(2):
         for dx in range(2):
             first = (2 * dy + dx) * num_channels
-            _pass_on(conv.weight[first : first + num_channels, :num_channels, dy, dx])
+            pass_on(conv.weight[first : first + num_channels, :num_channels, dy, dx])
 
 
 def _channel_order() -> Tensor:
     """Returns, for each of the 48 gathered channels, its place in a patch ordered (dy, dx, colour)."""
     order = [
-        ((2 * cell_y + y) * _CELL_PX + 2 * cell_x + x) * 3 + colour
+        ((2 * cell_y + y) * CELL_PX + 2 * cell_x + x) * 3 + colour
         for cell_y in range(2)
         for cell_x in range(2)
         for y in range(2)

@@ -107,18 +107,23 @@ def draw_sigma(count: int, shift: float, generator: torch.Generator) -> Tensor:
     return shift * plain / (1 + (shift - 1) * plain)
 
 
+def weigh_tokens(source: Tensor, target: Tensor) -> Tensor:
+    """Returns the loss weights ``[N, tokens, 1]`` of packed latents; their mean over a pair is one."""
+    is_changed = (source - target).abs().amax(dim=-1, keepdim=True) > _CHANGE
+    weight = torch.where(is_changed, CHANGED_WEIGHT, 1.0)
+    return weight / weight.mean(dim=1, keepdim=True)
+
+
 @torch.no_grad()
 def tokenise(pipeline: FluxKontextPipeline, pairs: NaivePairs) -> TokenPairs:
     """Encodes all pictures, their mirror images and all prompts once."""
     source = _encode(pipeline, torch.cat([pairs.source, pairs.source.flip(-1)]))
     target = _encode(pipeline, torch.cat([pairs.naive, pairs.naive.flip(-1)]))
-    is_changed = (source - target).abs().amax(dim=-1, keepdim=True) > _CHANGE
-    weight = torch.where(is_changed, CHANGED_WEIGHT, 1.0)
     by_level = list(zip(*pairs.prompts, strict=True))
     return TokenPairs(
         source=source,
         target=target,
-        weight=weight / weight.mean(dim=1, keepdim=True),
+        weight=weigh_tokens(source, target),
         clip_ids=torch.stack([_ids(pipeline.tokenizer, prompts, CLIP_TOKENS) for prompts in by_level]),
         t5_ids=torch.stack([_bare_ids(pipeline.tokenizer_2, prompts) for prompts in by_level]),
     )

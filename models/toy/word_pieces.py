@@ -44,7 +44,12 @@ def learn_merges(words: Sequence[str]) -> list[tuple[str, str]]:
 
     The tokenizers library has a trainer, but its ties fall differently from run to run.
     """
-    spelt = [[*word[:-1], word[-1] + _END_OF_WORD] for word in words]
+    return merge_whole([[*word[:-1], word[-1] + _END_OF_WORD] for word in words])
+
+
+def merge_whole(words: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Returns the merges that make each word, given by its pieces, one piece."""
+    spelt = [list(pieces) for pieces in words]
     merges: list[tuple[str, str]] = []
     while counts := Counter(pair for pieces in spelt for pair in pairwise(pieces)):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
