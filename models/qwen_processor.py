@@ -11,7 +11,7 @@ from transformers import BaseImageProcessor, PreTrainedTokenizerBase, Qwen2VLPro
 PROCESSOR_FOLDER = "processor"
 
 
-class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers ships partial annotations
+class PictureProcessor(Qwen2VLProcessor):
     """A Qwen2VLProcessor that takes pictures and text; given a video it fails for want of a video processor."""
 
     def __init__(
@@ -21,7 +21,7 @@ class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers 
         chat_template: str | None = None,
     ) -> None:
         # The base class reads from this signature which parts a processor has, and so expects no video processor.
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)  # type: ignore[no-untyped-call]
 
 
 def load_processor(folder: Path) -> PictureProcessor:

@@ -1,0 +1,1 @@
+"""The toy Qwen-Image-Edit and the command that builds it."""
