@@ -76,7 +76,7 @@ def write_adapter(
     Raises:
         ValueError: nothing to write, or tensors that are not of that format.
     """
-    _check_fit(state, adapter_format)
+    check_fit(state, adapter_format)
     layers = sorted({name.rpartition(".lora_")[0] for name in state})
     pipeline.save_lora_weights(
         folder,
@@ -151,19 +151,29 @@ def read_adapter_format(folder: Path) -> AdapterFormat | None:
         ) from error
 
 
-def _check_fit(state: Mapping[str, Tensor], adapter_format: AdapterFormat) -> None:
+def check_fit(state: Mapping[str, Tensor], adapter_format: AdapterFormat) -> None:
+    """Verifies that ``state`` holds something and all of it is of ``adapter_format``.
+
+    Raises:
+        ValueError: it is not.
+    """
     rank = adapter_format.rank
     matrices = {name: value for name, value in state.items() if value.ndim == 2}
     unfit = [name for name, value in matrices.items() if value.shape["lora_B" in name] != rank]
     if unfit or not matrices:
         raise ValueError(
-            f"An adapter of rank {rank} was to be written, but {len(unfit)} of {len(matrices)} matrices have "
+            f"An adapter of rank {rank} was to be used, but {len(unfit)} of {len(matrices)} matrices have "
             f"another rank, such as {unfit[:3]}. Pass the full state and the rank it was made with."
         )
-    num_magnitudes, num_layers = len(state) - len(matrices), len(matrices) // 2
+    halves = [{n.removesuffix(f".lora_{part}.weight") for n in matrices if f".lora_{part}." in n} for part in "AB"]
+    if single := sorted(halves[0] ^ halves[1]):
+        raise ValueError(
+            f"An adapter was to be used, but only one of both matrices is there for {single[:3]}. Pass the full state."
+        )
+    num_magnitudes, num_layers = len(state) - len(matrices), len(halves[0])
     if num_magnitudes != (num_layers if adapter_format.use_dora else 0):
         raise ValueError(
-            f"An adapter with use_dora={adapter_format.use_dora} was to be written, but its state has magnitudes for "
+            f"An adapter with use_dora={adapter_format.use_dora} was to be used, but its state has magnitudes for "
             f"{num_magnitudes} of {num_layers} layers. Pass the full state and the settings it was made with."
         )
 

@@ -218,7 +218,8 @@ def _row_lengths(layer: nn.Module) -> Tensor:
     from peft.utils.integrations import dequantize_module_weight
 
     weight: Tensor = dequantize_module_weight(layer.base_layer)
-    return torch.linalg.norm(weight.float(), dim=1)
+    lengths: Tensor = torch.linalg.norm(weight.float(), dim=1)
+    return lengths
 
 
 def _cuda_devices(denoiser: nn.Module) -> list[torch.device]:

@@ -60,7 +60,7 @@ def test_state_without_its_magnitudes_is_not_written(tmp_path: Path, use_dora: b
     state = matrices() | {f"{LAYER}.lora_magnitude_vector": torch.ones(8)}
     if not num_magnitudes:
         state = matrices()
-    with pytest.raises(ValueError, match=rf"use_dora={use_dora} was to be written.*{num_magnitudes} of 1 layers"):
+    with pytest.raises(ValueError, match=rf"use_dora={use_dora} was to be used.*{num_magnitudes} of 1 layers"):
         write_adapter(FluxKontextPipeline, state, tmp_path, AdapterFormat(2, 2.0, use_dora=use_dora))
     assert list(tmp_path.iterdir()) == []
 

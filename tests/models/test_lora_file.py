@@ -41,6 +41,17 @@ def test_stock_pipeline_computes_what_was_trained(tmp_path: Path, family: Family
     assert torch.equal(family.forward(load_stock(family, tmp_path)), trained)
 
 
+@torch.no_grad()
+def test_namesakes_of_a_saved_layer_stay_without_adapter(tmp_path: Path) -> None:
+    settings, transformer = LoraSettings(4, 8.0), FLUX.build()
+    add_adapter(transformer, settings, targets=("proj_out",), seed=0)
+    state = fill(transformer)
+    write_adapter(FLUX.pipeline, state, tmp_path, settings.format)
+    loaded = load_stock(FLUX, tmp_path, adapter_name="default")
+    assert adapter_state(loaded).keys() == state.keys()
+    assert torch.equal(FLUX.forward(loaded), FLUX.forward(transformer))
+
+
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path / 'store'}"
@@ -160,6 +171,6 @@ def test_stored_names_have_the_prefix_and_metadata_is_the_format(tmp_path: Path)
 def test_wrong_rank_is_not_written(tmp_path: Path) -> None:
     backbone = tiny_editor()
     add_adapter(backbone.denoiser, LoraSettings(4, 16.0), targets=ATTENTION, seed=0)
-    with pytest.raises(ValueError, match=r"rank 8 was to be written, but \d+ of \d+ matrices"):
+    with pytest.raises(ValueError, match=r"rank 8 was to be used, but \d+ of \d+ matrices"):
         backbone.save_adapter(adapter_state(backbone.denoiser), str(tmp_path), AdapterFormat(8, 16.0))
     assert list(tmp_path.iterdir()) == []

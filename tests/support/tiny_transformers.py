@@ -27,19 +27,19 @@ class Family:
     presets: dict[str, tuple[str, ...]]
 
 
-def flux(heads: int = 2, head_width: int = 16, num_double: int = NUM_BLOCKS, num_single: int = 2) -> nn.Module:
+def flux() -> nn.Module:
     return _seeded(
         lambda: FluxTransformer2DModel(
             patch_size=1,
             in_channels=16,
-            num_layers=num_double,
-            num_single_layers=num_single,
-            attention_head_dim=head_width,
-            num_attention_heads=heads,
+            num_layers=NUM_BLOCKS,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
             joint_attention_dim=32,
             pooled_projection_dim=32,
             guidance_embeds=True,
-            axes_dims_rope=(4, 6, 6) if head_width == 16 else (16, 56, 56),
+            axes_dims_rope=(4, 6, 6),
         )
     )
 
@@ -106,7 +106,7 @@ def fill(denoiser: nn.Module, seed: int = 2) -> dict[str, Tensor]:
 
 def load_stock(family: Family, folder: Path, **options: str) -> nn.Module:
     """Returns a fresh transformer into which the stock pipeline has loaded the adapter of ``folder``."""
-    parts = dict.fromkeys(set(signature(family.pipeline).parameters)) | {"transformer": family.build()}
+    parts = dict.fromkeys(signature(family.pipeline).parameters) | {"transformer": family.build()}
     pipeline = family.pipeline(**parts)
     pipeline.load_lora_weights(str(folder), **options)
     transformer: nn.Module = pipeline.transformer
