@@ -1,14 +1,16 @@
-# make demo: train and evaluate the shipped toy editor.  make test: the test suite.  make check: lint, types, imports.
+# make demo: train and evaluate a shipped toy editor (BACKBONE=qwen_image_edit: the other one).  make test: the test suite.  make check: lint, types, imports.
 # Each makes .venv first if it is not there; Python 3.11 or newer and make are all that is needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The toy editor of the demo: flux_kontext or qwen_image_edit.
+BACKBONE ?= flux_kontext
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test check install clean
 
 demo: $(INSTALLED)
-	$(BIN)/physedit train experiment=demo
+	$(BIN)/physedit train experiment=demo$(patsubst %,_%,$(filter-out flux_kontext,$(BACKBONE)))
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/pytest -q

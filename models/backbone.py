@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat
+from physedit.models.sizes import PictureSizes
 
 LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
 """The presets every backbone offers."""
@@ -68,10 +69,11 @@ class Backbone(Protocol):
         """The guidance scale that an edit uses unless another is asked for."""
         ...
 
-    def working_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width in pixels that a picture of the given size is worked at. Pure.
+    def sizes_of(self, height: int, width: int) -> PictureSizes:
+        """Returns the sizes at which a stored picture of ``height`` and ``width`` is edited. Pure.
 
-        The one size rule: a source is stretched to it, its target is fitted to it, and the edit comes out in it.
+        The one size rule: a source is stretched to ``source``; its target is fitted to ``output``, in which its edit
+        comes out.
 
         Raises:
             PictureSizeError: the picture is too long and narrow.
@@ -96,7 +98,7 @@ class Backbone(Protocol):
         """Encodes pictures and instructions as the stock pipeline would; no gradient.
 
         Raises:
-            PictureSizeError: pictures of the batch have unlike working sizes, or too many references.
+            PictureSizeError: pictures of the batch are edited at unlike sizes, or are too many.
         """
         ...
 
@@ -114,7 +116,7 @@ class Backbone(Protocol):
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits with the stock diffusers pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
+        """Edits with the stock diffusers pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' output size.
 
         One CPU generator an item draws its noise, so a picture does not depend on its batch.
 

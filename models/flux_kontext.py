@@ -23,9 +23,9 @@ from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
 from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
-from physedit.models.pictures import stacked_sources, stacked_targets, working_sizes
+from physedit.models.pictures import batch_sizes, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
-from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, kontext_size
+from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, PictureSizes, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
 _PIPELINE = "FluxKontextPipeline"
@@ -56,7 +56,7 @@ class FluxKontext:
             weights: a pipeline folder, a hub id with or without ``@revision``, ``toy`` or ``random_tiny``.
             dtype: of every base weight; adapters stay float32.
             max_text_tokens: length of the T5 sequence; longer instructions are cut.
-            area_px: the area that pictures are worked at; see ``kontext_size``.
+            area_px: the area that pictures are worked at; see ``kontext_sizes``.
             encoders: text encoders and VAE on the device (resident), there while they are used (offload), or without
                 text encoders (absent).
             gradient_checkpointing: recompute each block in the backward pass.
@@ -104,9 +104,9 @@ class FluxKontext:
         """The ``edit_guidance`` it was built with."""
         return self._edit_guidance
 
-    def working_size(self, height: int, width: int) -> tuple[int, int]:
-        """See ``kontext_size``."""
-        return kontext_size(height, width, area_px=self._area_px, multiple_px=self._multiple_px)
+    def sizes_of(self, height: int, width: int) -> PictureSizes:
+        """See ``kontext_sizes``."""
+        return kontext_sizes(height, width, area_px=self._area_px, multiple_px=self._multiple_px)
 
     @property
     def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
@@ -136,21 +136,22 @@ class FluxKontext:
         """Encodes each picture and each instruction alone, so that none depends on the rest of the batch.
 
         Raises:
-            PictureSizeError: the batch has sources of unlike working sizes, or references.
+            PictureSizeError: sources of the batch are edited at unlike sizes, or it has references.
             EncodersAbsentError: there are no text encoders.
         """
-        sizes = working_sizes(batch.given, batch.sample_ids, self.working_size, max_sources=self.max_sources)
-        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes[0])
+        sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self.max_sources)
+        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
         with self._parts.encoding():
             prompts, pooled = self._text.states_of(batch.instructions)
             target = self._latents(targets)
             latents = tuple(self._latents(pictures).float() for pictures in sources)
         height, width = target.shape[-2:]
+        before = stacked(batch.sources, sizes.output)
         return Conditioning(
             target=target.float(),
             sources=latents,
             text={"prompts": prompts, "pooled": pooled},
-            change=changed_share(sources[0], targets, self._pipeline.vae_scale_factor).to(target.device),
+            change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
             time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
 
@@ -192,26 +193,26 @@ class FluxKontext:
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
+        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' output size.
 
         Source latents, text states and noise of an item do not depend on its batch; the transformer's sums
         do, by float rounding.
 
         Args:
             denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
-            given: of each item one source, uint8 ``[3, H, W]``, all of one working size.
+            given: of each item one source, uint8 ``[3, H, W]``, all edited at one size.
             instructions: one an item.
             num_steps: denoising steps.
             guidance: the embedded guidance.
             generators: one CPU generator an item.
 
         Raises:
-            PictureSizeError: sources of unlike working sizes, or references.
+            PictureSizeError: sources that are edited at unlike sizes, or references.
             EncodersAbsentError: there are no text encoders.
         """
         names = [f"Item {number}" for number in range(len(given))]
-        sizes = working_sizes(given, names, self.working_size, max_sources=self.max_sources)
-        (sources,), (height, width) = stacked_sources(given, sizes), sizes[0]
+        sizes = batch_sizes(given, names, self.sizes_of, max_sources=self.max_sources)
+        (sources,), (height, width) = stacked_sources(given, sizes), sizes.output
         with self._parts.encoding():
             prompts, pooled = self._text.states_of(instructions)
         with self._parts.editing_with(denoiser):

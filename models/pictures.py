@@ -5,26 +5,40 @@ Shape legend: B batch, H W pixels of a stored picture, h w pixels it is worked a
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from physedit.data_loaders.geometry import fitted_target, resized
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
+from physedit.models.sizes import PictureSizes
 
-SizeRule = Callable[[int, int], tuple[int, int]]
-"""From height and width of a stored picture to those it is worked at; see ``Backbone.working_size``."""
+SizeRule = Callable[[int, int], PictureSizes]
+"""From height and width of a stored picture to its sizes; see ``Backbone.sizes_of``."""
 
 
-def working_sizes(
-    given: Sequence[Sequence[Tensor]], names: Sequence[str], size_of: SizeRule, *, max_sources: int
-) -> tuple[tuple[int, int], ...]:
-    """Returns the working size of the sources, and of each further reference, that all items of a batch share.
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Heights and widths that all items of a batch share: of each picture to edit from, and of the edit."""
+
+    sources: tuple[tuple[int, int], ...]
+    output: tuple[int, int]
+
+    def __str__(self) -> str:
+        given = " + ".join(_shown(size) for size in self.sources)
+        return f"from {given} to {_shown(self.output)}"
+
+
+def batch_sizes(
+    given: Sequence[Sequence[Tensor]], names: Sequence[str], sizes_of: SizeRule, *, max_sources: int
+) -> BatchSizes:
+    """Returns the sizes that the items share; the first picture of an item, its source, decides those of its edit.
 
     Args:
         given: of each item its source and references, uint8 ``[3, H, W]``.
         names: of the items, for the messages.
-        size_of: the size rule.
+        sizes_of: the size rule.
         max_sources: how many pictures an item may give.
 
     Raises:
@@ -37,31 +51,41 @@ def working_sizes(
             f"{name} gives {most} pictures to edit from, but this editor takes {max_sources}. Drop the references, or "
             "use backbone=qwen_image_edit_plus, which takes three."
         )
-    sizes = [tuple(size_of(*picture.shape[-2:]) for picture in pictures) for pictures in given]
-    for name, other in zip(names, sizes, strict=True):
-        if other != sizes[0]:
+    found = [_sizes_of_item(pictures, sizes_of) for pictures in given]
+    for name, other in zip(names, found, strict=True):
+        if other != found[0]:
             raise PictureSizeError(
-                f"A batch needs pictures of one working size, but {names[0]} is worked at {_shown(sizes[0])} and "
-                f"{name} at {_shown(other)}. Set micro_batch=1."
+                f"A batch needs pictures that are edited at one size, but {names[0]} is edited {found[0]} and {name} "
+                f"{other} (width x height). Set micro_batch=1."
             )
-    return sizes[0]
+    return found[0]
 
 
-def stacked_sources(given: Sequence[Sequence[Tensor]], sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
-    """Returns the sources, then each further reference, stretched to its size: uint8 ``[B, 3, h, w]`` each."""
+def stacked(pictures: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """Returns pictures ``[3, H, W]`` stretched to one size, uint8 ``[B, 3, h, w]``."""
+    return torch.stack([resized(picture, *size) for picture in pictures])
+
+
+def stacked_sources(given: Sequence[Sequence[Tensor]], sizes: BatchSizes) -> tuple[Tensor, ...]:
+    """Returns the sources, then each further reference, stretched to their size: uint8 ``[B, 3, h, w]`` each."""
     return tuple(
-        torch.stack([resized(pictures[place], *size) for pictures in given]) for place, size in enumerate(sizes)
+        stacked(pictures, size) for pictures, size in zip(zip(*given, strict=True), sizes.sources, strict=True)
     )
 
 
-def stacked_targets(batch: EditBatch, size: tuple[int, int]) -> Tensor:
-    """Returns the targets fitted to the sources' working size, uint8 ``[B, 3, h, w]``."""
+def stacked_targets(batch: EditBatch, sizes: BatchSizes) -> Tensor:
+    """Returns the targets fitted to the size of their edits, uint8 ``[B, 3, h, w]``."""
     pairs = zip(batch.targets, batch.sources, strict=True)
-    return torch.stack([fitted_target(target, source, *size) for target, source in pairs])
+    return torch.stack([fitted_target(target, source, *sizes.output) for target, source in pairs])
 
 
-def _shown(sizes: Sequence[tuple[int, int]]) -> str:
-    return " + ".join(f"{width}x{height}" for height, width in sizes)
+def _sizes_of_item(pictures: Sequence[Tensor], sizes_of: SizeRule) -> BatchSizes:
+    found = [sizes_of(*picture.shape[-2:]) for picture in pictures]
+    return BatchSizes(tuple(sizes.source for sizes in found), found[0].output)
+
+
+def _shown(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"
 
 
 def picture_digest(picture: Tensor) -> str:

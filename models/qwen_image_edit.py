@@ -21,7 +21,7 @@ from physedit.models.backbone import Conditioning
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import TensorMemo
 from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
-from physedit.models.pictures import picture_digest, stacked_sources, stacked_targets, working_sizes
+from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
@@ -36,7 +36,7 @@ from physedit.models.qwen_pipeline import (
 )
 from physedit.models.qwen_presets import lora_presets
 from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, full_mask
-from physedit.models.sizes import RELEASED_AREA_PX, qwen_size
+from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
 
 _LATENT_MEMO_BYTES = 2**28
@@ -119,9 +119,10 @@ class QwenImageEdit:
         """The ``edit_guidance`` it was built with."""
         return self._edit_guidance
 
-    def working_size(self, height: int, width: int) -> tuple[int, int]:
-        """See ``qwen_size``."""
-        return qwen_size(height, width, area_px=self._area_px)
+    def sizes_of(self, height: int, width: int) -> PictureSizes:
+        """Both sizes are ``qwen_size``."""
+        size = qwen_size(height, width, area_px=self._area_px)
+        return PictureSizes(source=size, output=size)
 
     @property
     def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
@@ -156,21 +157,22 @@ class QwenImageEdit:
         ``text`` holds ``prompts`` and, if instructions are unlike in length, ``mask``; see ``QwenTextStates``.
 
         Raises:
-            PictureSizeError: pictures of the batch have unlike working sizes, or too many references.
+            PictureSizeError: pictures of the batch are edited at unlike sizes, or are too many.
             EncodersAbsentError: there is no text encoder.
         """
-        sizes = working_sizes(batch.given, batch.sample_ids, self.working_size, max_sources=self._max_sources)
-        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes[0])
+        sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self._max_sources)
+        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
         with self._parts.encoding():
             text = self._text.states_of(self._seen(batch.given), batch.instructions)
             target = self._latents(targets)
             latents = tuple(self._latents(pictures).float() for pictures in sources)
         height, width = target.shape[-2:]
+        before = stacked(batch.sources, sizes.output)
         return Conditioning(
             target=target.float(),
             sources=latents,
             text=text,
-            change=changed_share(sources[0], targets, self._pipeline.vae_scale_factor).to(target.device),
+            change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
             time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
 
@@ -210,7 +212,7 @@ class QwenImageEdit:
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' working size.
+        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' output size.
 
         The pipelines' own default is the size of the last picture given. Latents, text states and noise of an item do
         not depend on its batch; the transformer's sums do, by float rounding. QwenImageEditPlusPipeline takes one item
@@ -218,20 +220,20 @@ class QwenImageEdit:
 
         Args:
             denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
-            given: of each item its source and further references, uint8 ``[3, H, W]``; all items of like working sizes.
+            given: of each item its source and further references, uint8 ``[3, H, W]``; all items edited at one size.
             instructions: one an item.
             num_steps: denoising steps.
             guidance: the true guidance; up to 1 there is none, and no negative prompt.
             generators: one CPU generator an item.
 
         Raises:
-            PictureSizeError: pictures of unlike working sizes, or too many.
+            PictureSizeError: pictures that are edited at unlike sizes, or too many.
             EncodersAbsentError: there is no text encoder.
             ValueError: one step, of which this scheduler makes not-a-number.
         """
         self._check_steps(num_steps)
         names = [f"Item {number}" for number in range(len(given))]
-        height, width = working_sizes(given, names, self.working_size, max_sources=self._max_sources)[0]
+        height, width = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
         parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
         with self._parts.encoding():
             texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]

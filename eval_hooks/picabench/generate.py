@@ -39,6 +39,7 @@ from physedit.eval_hooks.picabench.folder import (
     write_meta_info,
 )
 from physedit.eval_hooks.ranks import Ranks
+from physedit.models.sizes import PictureSizes
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class EditSettings:
         num_steps: denoising steps.
         guidance: guidance scale of the pipeline; None for the editor's own.
         level: which instruction is used.
-        batch_size: pictures of one working size edited at once.
+        batch_size: pictures edited at once, if at one size.
     """
 
     seed: int
@@ -103,7 +104,7 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
     if not pending and read_whole_manifest(task.folder) is not None:
         return 0
     plan = [
-        plan_batches(ranks_share, context.backbone.working_size, task.settings.batch_size)
+        plan_batches(ranks_share, context.backbone.sizes_of, task.settings.batch_size)
         for ranks_share in (pending[rank :: ranks.world_size] for rank in range(ranks.world_size))
     ]
     made = 0
@@ -118,12 +119,12 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
 
 
 def plan_batches(
-    items: Sequence[BenchmarkItem], working_size: Callable[[int, int], tuple[int, int]], batch_size: int
+    items: Sequence[BenchmarkItem], sizes_of: Callable[[int, int], PictureSizes], batch_size: int
 ) -> tuple[tuple[BenchmarkItem, ...], ...]:
-    """Groups items of one working size into batches, in order of their first item. Pure."""
-    groups: dict[tuple[int, int], list[BenchmarkItem]] = {}
+    """Groups items that are edited at one size into batches, in order of their first item. Pure."""
+    groups: dict[PictureSizes, list[BenchmarkItem]] = {}
     for item in items:
-        groups.setdefault(working_size(*item.source.shape[-2:]), []).append(item)
+        groups.setdefault(sizes_of(*item.source.shape[-2:]), []).append(item)
     return tuple(
         tuple(group[start : start + batch_size])
         for group in groups.values()

@@ -131,7 +131,7 @@ def test_conditioning_has_the_promised_form(case: Case) -> None:
     conditioning = case.backbone.encode(case.batch)
     latent = conditioning.target.shape
     assert latent[0] == 2
-    assert [source.shape for source in conditioning.sources] == [latent]
+    assert [source.shape[:2] for source in conditioning.sources] == [latent[:2]]
     assert conditioning.change.shape == (2, 1, *latent[2:])
     assert conditioning.change.min() >= 0
     assert conditioning.change.max() <= 1
@@ -170,11 +170,11 @@ def test_pictures_that_are_equal_have_no_change(case: Case) -> None:
     assert case.backbone.encode(same).change.abs().max() == 0
 
 
-def test_unlike_working_sizes_and_too_many_pictures_are_refused_by_encode_and_edit_alike(case: Case) -> None:
+def test_unlike_sizes_and_too_many_pictures_are_refused_by_encode_and_edit_alike(case: Case) -> None:
     pictures = tuple(torch.zeros(3, *size, dtype=torch.uint8) for size in ((30, 90), (90, 30)))
     unlike = replace(case.batch, sources=pictures, targets=pictures)
     crowded = replace(part(case.batch, 0), references=(case.batch.sources[:1] * case.backbone.max_sources,))
-    for batch, message in ((unlike, "one working size"), (crowded, f"takes {case.backbone.max_sources}")):
+    for batch, message in ((unlike, "edited at one size"), (crowded, f"takes {case.backbone.max_sources}")):
         with pytest.raises(PictureSizeError, match=message):
             case.backbone.encode(batch)
         with pytest.raises(PictureSizeError, match=message):
@@ -182,12 +182,14 @@ def test_unlike_working_sizes_and_too_many_pictures_are_refused_by_encode_and_ed
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (97, 211), (1000, 750), (3000, 4000), (2048, 1024)])
-def test_working_size_depends_on_the_aspect_alone_and_keeps_its_area(case: Case, height: int, width: int) -> None:
-    size = case.backbone.working_size(height, width)
-    assert size == case.backbone.working_size(3 * height, 3 * width)
-    square = case.backbone.working_size(512, 512)
+def test_sizes_depend_on_the_aspect_alone_and_keeps_its_area(case: Case, height: int, width: int) -> None:
+    sizes = case.backbone.sizes_of(height, width)
+    assert sizes == case.backbone.sizes_of(3 * height, 3 * width)
+    square = case.backbone.sizes_of(512, 512)
+    assert square.source == square.output
     # A side is rounded to a multiple of up to 32 pixels, which at 64x64 is half of it.
-    assert 0.4 < size[0] * size[1] / (square[0] * square[1]) < 1.7
+    for size in (sizes.source, sizes.output):
+        assert 0.4 < size[0] * size[1] / (square.output[0] * square.output[1]) < 1.7
 
 
 def test_target_of_another_size_is_fitted_to_the_source(case: Case) -> None:
@@ -257,7 +259,7 @@ def test_only_the_adapter_trains_and_all_of_it_does(case: Case) -> None:
 def test_edit_has_the_form_of_the_source_and_repeats(case: Case) -> None:
     first, second = edit(case, case.batch, [1, 2]), edit(case, case.batch, [1, 2])
     assert first.dtype == torch.uint8
-    assert first.shape == (2, 3, *case.backbone.working_size(*STORED))
+    assert first.shape == (2, 3, *case.backbone.sizes_of(*STORED).output)
     assert torch.equal(first, second)
     assert not torch.equal(first, edit(case, case.batch, [3, 4]))
 

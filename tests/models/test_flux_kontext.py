@@ -308,10 +308,12 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
         FluxKontext(**settings)
 
 
-def test_sources_of_unlike_working_size_and_references_are_refused() -> None:
+def test_sources_of_unlike_size_and_references_are_refused() -> None:
     backbone = build()
     wide, tall = picture(48, 64), picture(64, 48)
-    with pytest.raises(PictureSizeError, match=r"a is worked at 64x48 and b at 48x64\. Set micro_batch=1"):
+    with pytest.raises(
+        PictureSizeError, match=r"a is edited from 64x48 to 64x48 and b from 48x64 to 48x64 .* Set micro_batch=1"
+    ):
         backbone.encode(EditBatch(("a", "b"), (wide, tall), (wide, tall), (PROMPT, PROMPT)))
     with pytest.raises(PictureSizeError, match=r"a gives 2 pictures.*takes 1"):
         backbone.encode(EditBatch(("a",), (tall,), (tall,), (PROMPT,), ((wide,),)))

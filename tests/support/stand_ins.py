@@ -18,11 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from physedit.data_loaders.geometry import resized
 from physedit.data_loaders.sample import EditBatch
 from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.judges.judge import JudgeQuestion, Verdict, VerdictKind
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Conditioning
+from physedit.models.sizes import PictureSizes
 
 IS_RED = "Is there red in the box?"
 IS_BLUE = "Is there blue in the box?"
@@ -47,7 +49,8 @@ class PaintingEditor:
     ``calls`` lists the batch size of every edit. ``fail_after`` edits it raises, as a killed run would end.
     """
 
-    pixel_multiple = 8
+    max_sources = 1
+    default_guidance = 2.5
     lora_presets: Mapping[str, tuple[str, ...]] = {"attention": ("base",)}
 
     def __init__(self, *, only_even: bool = False, fail_after: int | None = None) -> None:
@@ -62,10 +65,14 @@ class PaintingEditor:
     def to(self, device: torch.device) -> None:
         self.denoiser.to(device)
 
+    def sizes_of(self, height: int, width: int) -> PictureSizes:
+        size = max(1, round(height / 8)) * 8, max(1, round(width / 8)) * 8
+        return PictureSizes(source=size, output=size)
+
     def encode(self, batch: EditBatch) -> Conditioning:
-        target, source = batch.target.float() / 127.5 - 1, batch.source.float() / 127.5 - 1
+        target, source = (torch.stack(p).float() / 127.5 - 1 for p in (batch.targets, batch.sources))
         change = (target != source).any(dim=1, keepdim=True).float()
-        return Conditioning(target=target, source=source, text={}, change=change, time_shift=0.0)
+        return Conditioning(target=target, sources=(source,), text={}, change=change, time_shift=0.0)
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         return (noisy - conditioning.target) * denoiser.base.mean()
@@ -73,7 +80,7 @@ class PaintingEditor:
     def edit(
         self,
         denoiser: nn.Module,
-        source: Tensor,
+        given: Sequence[Sequence[Tensor]],
         instructions: Sequence[str],
         *,
         num_steps: int,
@@ -82,6 +89,9 @@ class PaintingEditor:
     ) -> Tensor:
         if self.fail_after is not None and len(self.calls) >= self.fail_after:
             raise RuntimeError("the process was killed")
+        source = torch.stack(
+            [resized(pictures[0], *self.sizes_of(*pictures[0].shape[-2:]).output) for pictures in given]
+        )
         self.calls.append(len(source))
         assert not denoiser.training, "editing in train mode: dropout is on"
         torch.rand(1)  # a careless pipeline touches the global generator

@@ -18,6 +18,7 @@ from physedit.eval_hooks.picabench.judging import TooManyUnanswered
 from physedit.eval_hooks.picabench.measures import PicaBenchMeasures
 from physedit.eval_hooks.picabench.scene_measures import SceneMeasures
 from physedit.eval_hooks.ranks import FailedElsewhere
+from physedit.models.sizes import PictureSizes
 
 Make = Callable[..., PicaBenchHook]
 
@@ -251,8 +252,9 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(make_hook: Make, tmp_path:
 
 
 class DoublingEditor(PaintingEditor):
-    def working_size(self, height: int, width: int) -> tuple[int, int]:
-        return 2 * height, 2 * width
+    def sizes_of(self, height: int, width: int) -> PictureSizes:
+        size = 2 * height, 2 * width
+        return PictureSizes(source=size, output=size)
 
 
 def test_another_output_size_is_stored_as_edited_and_counted(make_hook: Make, tmp_path: Path) -> None:
