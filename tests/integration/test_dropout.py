@@ -2,30 +2,13 @@
 
 import pytest
 import torch
-from tests.support.runs import adapter_bytes, metrics_of
+from tests.support.runs import StopAtOnce, adapter_bytes, metrics_of
 
 from physedit.train.loop import Stopped
 from physedit.train.rng import dropout_stream
-from physedit.train.signals import StopFlag
 
 STEPS = ("num_steps=4", "log_every=1")
 DROPPED = (*STEPS, "adapter.dropout=0.3")
-
-
-class StopAtOnce(StopFlag):
-    """A stop flag that is raised from the third question on."""
-
-    def __init__(self) -> None:
-        self._left = 3
-
-    @property
-    def signal_number(self) -> int | None:
-        self._left -= 1
-        return 15 if self._left <= 0 else None
-
-    @signal_number.setter
-    def signal_number(self, _number: int | None) -> None:
-        """The ranks' agreement changes nothing here."""
 
 
 def test_a_resumed_run_with_dropout_equals_the_uninterrupted_one(run_smoke):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from physedit.train.signals import StopFlag
+
 
 def smoke_overrides(world: Path, root: Path, name: str, more: Sequence[str]) -> list[str]:
     return [
@@ -37,3 +39,19 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 def adapter_bytes(folder: Path, step: int) -> bytes:
     path = folder / "checkpoints" / f"step_{step:08d}" / "adapter" / "pytorch_lora_weights.safetensors"
     return path.read_bytes()
+
+
+class StopAtOnce(StopFlag):
+    """A stop flag that is raised from the third question on."""
+
+    def __init__(self) -> None:
+        self._left = 3
+
+    @property
+    def signal_number(self) -> int | None:
+        self._left -= 1
+        return 15 if self._left <= 0 else None
+
+    @signal_number.setter
+    def signal_number(self, _number: int | None) -> None:
+        """The ranks' agreement changes nothing here."""
