@@ -93,6 +93,41 @@ class EditBatch:
         return sum(source.shape != target.shape for source, target in zip(self.sources, self.targets, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class RowHeader:
+    """What a row tells before any picture is decoded.
+
+    Attributes:
+        source: height and width of the source as it is shown (EXIF orientation applied), None if it has a problem.
+        target: height and width of the target, likewise.
+        law: label, or None.
+        operation: label, or None.
+        problem: why the row cannot be used, None if nothing is known against it; the reason alone, such as ``no target
+            picture``, so that rows can be counted by it.
+    """
+
+    source: tuple[int, int] | None
+    target: tuple[int, int] | None
+    law: str | None
+    operation: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPair:
+    """One edit pair as its files hold it: encoded pictures, and the instruction of one level."""
+
+    sample_id: str
+    source: bytes
+    target: bytes
+    references: tuple[bytes, ...]
+    instruction: str
+    law: str | None
+    operation: str | None
+    level: PromptLevel
+    origin: Origin
+
+
 class EditDataset(Protocol):
     """A map-style set of edit pairs: pure (same arguments, same sample) and picklable."""
 
@@ -106,7 +141,27 @@ class EditDataset(Protocol):
         """How many pictures beside the source a row may have."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Names the set's files and settings: another order of rows, filter or file gives another name.
+
+        It is made without reading pictures, from file names, sizes and times.
+        """
+        ...
+
     def __len__(self) -> int: ...
+
+    def header(self, index: int) -> RowHeader:
+        """Returns what row ``index`` tells without decoding; a row that cannot be used says why and does not raise."""
+        ...
+
+    def stored(self, index: int, level: PromptLevel) -> StoredPair:
+        """Returns row ``index`` undecoded, with the instruction of ``level``.
+
+        Raises:
+            DatasetRowError: a picture or the instruction is missing.
+        """
+        ...
 
     def sample(self, index: int, level: PromptLevel) -> EditSample:
         """Returns row ``index`` with the instruction of ``level``.
