@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,20 +21,6 @@ _UNEVEN = ("rank_pattern", "alpha_pattern")
 
 class AdapterFileError(ValueError):
     """An adapter's file is missing, damaged or of another kind of model."""
-
-
-class LoraPipeline(Protocol):
-    """A diffusers pipeline class that saves adapters of its transformer."""
-
-    def save_lora_weights(
-        self,
-        save_directory: Path,
-        *,
-        transformer_lora_layers: dict[str, Tensor],
-        transformer_lora_adapter_metadata: dict[str, object],
-    ) -> None:
-        """Writes the tensors and the metadata under the prefix ``transformer.``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,7 @@ class AdapterFormat:
 
 
 def write_adapter(
-    pipeline: LoraPipeline, state: Mapping[str, Tensor], folder: Path, adapter_format: AdapterFormat
+    pipeline: type[Any], state: Mapping[str, Tensor], folder: Path, adapter_format: AdapterFormat
 ) -> None:
     """Writes ``state`` in float32 to ``folder/pytorch_lora_weights.safetensors``.
 
@@ -68,7 +54,7 @@ def write_adapter(
     alpha to be the rank.
 
     Args:
-        pipeline: the class of the stock pipeline that shall load the file.
+        pipeline: the class of the stock diffusers pipeline that shall load the file.
         state: tensors by the names of ``lora.adapter_state``.
         folder: where the file is written.
         adapter_format: rank, alpha and variant of ``state``.

@@ -13,7 +13,6 @@ from physedit.models.adapter_file import (
     ADAPTER_FILE,
     AdapterFileError,
     AdapterFormat,
-    LoraPipeline,
     read_adapter,
     read_adapter_format,
     write_adapter,
@@ -38,9 +37,7 @@ def write_foreign(folder: Path, **settings: object) -> None:
 @pytest.mark.parametrize("pipeline", [FluxKontextPipeline, QwenImageEditPipeline])
 @pytest.mark.parametrize("use_rslora", [False, True])
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_file_brings_back_tensors_and_format(
-    tmp_path: Path, pipeline: LoraPipeline, use_dora: bool, use_rslora: bool
-) -> None:
+def test_file_brings_back_tensors_and_format(tmp_path: Path, pipeline: type, use_dora: bool, use_rslora: bool) -> None:
     state = matrices() | ({f"{LAYER}.lora_magnitude_vector": torch.arange(8.0)} if use_dora else {})
     written = AdapterFormat(rank=2, alpha=3.5, use_dora=use_dora, use_rslora=use_rslora)
     write_adapter(pipeline, state, tmp_path, written)
