@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from physedit.models.loading import freeze, modules_of, read_pipeline
-from physedit.models.pipeline_folder import check_pipeline_folder
+from physedit.models.pipeline_folder import WrongPipelineError, check_pipeline_folder, refuse_other_pipeline
 from physedit.models.qwen_positions import own_positions
 from physedit.models.sizes import MAX_AREA_PX, QWEN_MULTIPLE_PX, RELEASED_AREA_PX
 from physedit.models.weights import RANDOM_TINY, TOY, find_weights, split_revision
@@ -51,7 +51,7 @@ def load_pipeline(
     if weights == RANDOM_TINY:
         loaded = _random_tiny_pipeline(pipeline, dtype)
     else:
-        parts = {"processor": _read_processor(weights), **(components or {})}
+        parts = {"processor": _read_processor(pipeline, weights), **(components or {})}
         loaded = read_pipeline(_class_of(pipeline), weights, dtype, parts)
     freeze(loaded)
     _check_pipeline(loaded)
@@ -188,14 +188,21 @@ def _class_of(pipeline: EditPipeline) -> Any:
     return getattr(diffusers, pipeline)
 
 
-def _read_processor(weights: Path | str) -> object:
-    from physedit.models.qwen_processor import PROCESSOR_FOLDER, PictureProcessor, load_processor
+def _read_processor(pipeline: EditPipeline, weights: Path | str) -> object:
+    from huggingface_hub import snapshot_download
+
+    from physedit.models.qwen_processor import PROCESSOR_FOLDER, load_processor
 
     if isinstance(weights, Path):
         return load_processor(weights)
     hub_id, revision = split_revision(weights)
     try:
-        return PictureProcessor.from_pretrained(hub_id, revision=revision or "main", subfolder=PROCESSOR_FOLDER)
+        index = _class_of(pipeline).load_config(hub_id, revision=revision)
+        refuse_other_pipeline(weights, index.get("_class_name"), pipeline)
+        snapshot = snapshot_download(hub_id, revision=revision, allow_patterns=[f"{PROCESSOR_FOLDER}/*"])
+        return load_processor(Path(snapshot))
+    except WrongPipelineError:
+        raise
     except (OSError, ValueError) as error:
         raise ValueError(
             f"The processor of backbone.weights '{weights}' cannot be loaded: {type(error).__name__}: {error}. Check "
