@@ -1,0 +1,23 @@
+"""Why a row of a data set cannot be used: the short names under which dropped rows are counted."""
+
+from enum import StrEnum
+
+
+class RowProblem(StrEnum):
+    """A reason to drop a row. The values stay stable: reports and other programs read them."""
+
+    NO_SOURCE = "no source picture"
+    NO_TARGET = "no target picture"
+    MISSING_FILE = "missing picture file"
+    UNREADABLE = "unreadable picture"
+    """The bytes are no picture of a known format, or its header is broken."""
+    DAMAGED = "damaged picture"
+    """The header can be read, the pixels cannot: seen only when the picture is decoded."""
+    TOO_LARGE = "too many pixels"
+    TOO_SMALL = "too few pixels"
+    FLOATING_POINT = "floating-point pixels"
+    BLANK_PROMPT = "blank prompt"
+    PROMPT_NO_TEXT = "prompt is no text"
+    NOT_UTF8 = "text is not UTF-8"
+    NO_ROW = "line is no row"
+    """A line of a table that is no JSON object, or has more cells than the table has columns."""
