@@ -70,6 +70,7 @@ class EditBatch:
         targets: uint8 ``[3, H, W]``.
         instructions: one a pair.
         references: further pictures of each pair, the same number for all; empty if no pair has any.
+        weights: of each pair in the loss: 1.0, or 0.0 for a stand-in where there is no pair; all 1.0 if not given.
     """
 
     sample_ids: tuple[str, ...]
@@ -77,6 +78,11 @@ class EditBatch:
     targets: tuple[Tensor, ...]
     instructions: tuple[str, ...]
     references: tuple[tuple[Tensor, ...], ...] = ()
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            object.__setattr__(self, "weights", (1.0,) * len(self.sample_ids))
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -89,8 +95,9 @@ class EditBatch:
 
     @property
     def num_targets_of_other_size(self) -> int:
-        """How many targets are not of their source's size."""
-        return sum(source.shape != target.shape for source, target in zip(self.sources, self.targets, strict=True))
+        """How many targets are not of their source's size; stand-ins do not count."""
+        pairs = zip(self.sources, self.targets, self.weights, strict=True)
+        return sum(weight > 0 and source.shape != target.shape for source, target, weight in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,23 @@ class RowHeader:
     law: str | None
     operation: str | None
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowName:
+    """What a row is called: ``sample_id`` is that of its sample."""
+
+    sample_id: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRow:
+    """A row that cannot be used, and why."""
+
+    index: int
+    name: RowName
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +175,10 @@ class EditDataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    def name(self, index: int) -> RowName:
+        """Returns what row ``index`` is called; a row that cannot be used has a name too."""
+        ...
+
     def header(self, index: int) -> RowHeader:
         """Returns what row ``index`` tells without decoding; a row that cannot be used says why and does not raise."""
         ...
@@ -184,8 +212,8 @@ class PictureSizeError(ValueError):
     """The pictures have a size that the editor does not take."""
 
 
-def collate(samples: Sequence[EditSample]) -> EditBatch:
-    """Joins edit pairs into a batch.
+def collate(samples: Sequence[EditSample], weights: Sequence[float] = ()) -> EditBatch:
+    """Joins edit pairs into a batch; see ``EditBatch.weights``.
 
     Raises:
         DatasetRowError: the pairs have unlike numbers of references; the message names two rows.
@@ -203,4 +231,5 @@ def collate(samples: Sequence[EditSample]) -> EditBatch:
         targets=tuple(s.target for s in samples),
         instructions=tuple(s.instruction for s in samples),
         references=tuple(s.references for s in samples) if first.references else (),
+        weights=tuple(weights),
     )

@@ -4,8 +4,8 @@ Shape legend: B batch, C latent channels, h w latent cells.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -32,6 +32,16 @@ class LossTerms:
     loss: Tensor
     per_sample: Tensor
     sigma: Tensor
+
+    def weighted(self, weights: Sequence[float]) -> "LossTerms":
+        """Returns the terms with ``loss`` = sum(weight * loss of the sample) / B.
+
+        The denominator stays B, so a sample of weight 0 leaves what the others give as it is.
+        """
+        if all(weight == 1.0 for weight in weights):
+            return self
+        factors = torch.tensor(weights, dtype=self.per_sample.dtype, device=self.per_sample.device)
+        return replace(self, loss=(self.per_sample * factors).mean())
 
 
 class Objective(Protocol):
