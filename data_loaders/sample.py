@@ -205,7 +205,15 @@ class DatasetLayoutError(ValueError):
 
 
 class DatasetRowError(ValueError):
-    """One row of a data set cannot be used."""
+    """One row of a data set cannot be used.
+
+    Attributes:
+        reason: the reason alone, a value of ``RowProblem`` where a data set raised it, so that rows can be counted.
+    """
+
+    def __init__(self, message: str, *, reason: str = "unusable row") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PictureSizeError(ValueError):
