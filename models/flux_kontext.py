@@ -22,9 +22,10 @@ from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shif
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
-from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
+from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
 from physedit.models.pictures import batch_sizes, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
+from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, PictureSizes, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -46,7 +47,9 @@ class FluxKontext:
         max_text_tokens: int,
         area_px: int = RELEASED_AREA_PX,
         encoders: Encoders = "resident",
+        quantization: Quantization | None = None,
         gradient_checkpointing: bool = False,
+        compile_blocks: CompileBackend | None = None,
         train_guidance: float = 1.0,
         edit_guidance: float = 2.5,
     ) -> None:
@@ -59,26 +62,28 @@ class FluxKontext:
             area_px: the area that pictures are worked at; see ``kontext_sizes``.
             encoders: text encoders and VAE on the device (resident), there while they are used (offload), or without
                 text encoders (absent).
+            quantization: of the transformer's linear layers; None keeps them in ``dtype``.
             gradient_checkpointing: recompute each block in the backward pass.
+            compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
             train_guidance: the embedded guidance during training.
             edit_guidance: the embedded guidance of edits that ask for no other.
 
         Raises:
-            ValueError: no such weights, dtype, placement, area or number of tokens.
+            ValueError: no such weights, dtype, placement, area or number of tokens, or no way to quantise here.
         """
         self._max_text_tokens = _checked_tokens(max_text_tokens)
         self._train_guidance = train_guidance
         self._edit_guidance = edit_guidance
+        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
         self.check_weights(weights)
+        check_quantization(quantization, weights)
         found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
         left_out = {"text_encoder": None, "text_encoder_2": None} if encoders == "absent" else {}
-        pipeline = load_pipeline(found, checked_dtype(dtype), left_out)
-        self._parts = PipelineParts(pipeline, found, checked_dtype(dtype), checked_encoders(encoders))
+        pipeline = load_pipeline(found, checked_dtype(dtype), left_out, quantization)
+        self._parts = PipelineParts(pipeline, found, checked_dtype(dtype), memory)
         self._pipeline, self._dtype = pipeline, self._parts.dtype
         self._multiple_px = 2 * int(pipeline.vae_scale_factor)
         self._area_px = _checked_area(area_px, self._multiple_px)
-        if gradient_checkpointing:
-            pipeline.transformer.enable_gradient_checkpointing()
         self._text = FluxTextStates(self._parts, max_text_tokens)
         self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
 
@@ -262,7 +267,7 @@ class FluxKontext:
         return torch.cat([latents for (latents,) in kept])
 
     def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
-        self._parts.fetch_encoders()
+        self._parts.fetch_vae()
         vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
         pixels = self._pipeline.image_processor.preprocess(_unit_range(picture[None]), height, width)
         mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from physedit.models.loading import freeze, modules_of, read_pipeline
+from physedit.models.quantization import Quantization
 from physedit.models.weights import RANDOM_TINY
 
 if TYPE_CHECKING:
@@ -43,14 +44,18 @@ too. A single block's ``proj_out`` mixes attention and feed-forward and counts a
 
 
 def load_pipeline(
-    weights: Path | str, dtype: torch.dtype, components: Mapping[str, object] | None = None
+    weights: Path | str,
+    dtype: torch.dtype,
+    components: Mapping[str, object] | None = None,
+    quantization: Quantization | None = None,
 ) -> "FluxKontextPipeline":
-    """Returns the pipeline on the CPU, every part frozen and in evaluation mode.
+    """Returns the pipeline as ``read_pipeline`` places it, every part frozen and in evaluation mode.
 
     Args:
         weights: a folder, a hub id, or ``random_tiny``.
         dtype: of every weight.
         components: parts to use instead of the stored ones; see ``read_pipeline``.
+        quantization: of the transformer's linear layers; never with ``random_tiny``.
 
     Raises:
         ValueError: ``weights`` cannot be loaded, or its schedule is one that training does not reproduce.
@@ -60,7 +65,7 @@ def load_pipeline(
     if weights == RANDOM_TINY:
         pipeline = _random_tiny_pipeline(dtype)
     else:
-        pipeline = read_pipeline(FluxKontextPipeline, weights, dtype, components or {})
+        pipeline = read_pipeline(FluxKontextPipeline, weights, dtype, components or {}, quantization)
     freeze(pipeline)
     if pipeline.scheduler.config.use_dynamic_shifting and (pipeline.scheduler.config.time_shift_type != "exponential"):
         raise ValueError("FLUX.1-Kontext's scheduler must shift time exponentially; see scheduler_config.json.")

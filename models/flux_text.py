@@ -48,7 +48,7 @@ class FluxTextStates:
     def _encode(self, text: str) -> tuple[Tensor, Tensor]:
         if not self._has_warned_of_cut:
             self._warn_if_cut(text)
-        self._parts.fetch_encoders()
+        self._parts.fetch_text_encoders()
         with _quiet_pipeline_log():
             prompt, pooled, _ = self._pipeline.encode_prompt(prompt=[text], max_sequence_length=self._max_tokens)
         return prompt, pooled

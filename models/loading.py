@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from physedit.models.pipeline_folder import WrongPipelineError, refuse_other_pipeline
+from physedit.models.quantization import Quantization, read_quantized_transformer
 from physedit.models.weights import split_revision
 
 
@@ -17,24 +18,31 @@ def read_pipeline(
     weights: Path | str,
     dtype: torch.dtype,
     components: Mapping[str, object],
+    quantization: Quantization | None = None,
 ) -> Any:
     """Returns the pipeline on the CPU; each part is built without memory first and filled in ``dtype`` once.
+
+    A quantised transformer is on its device already, where it was quantised.
 
     Args:
         pipeline_class: a class of diffusers; the weights must be of this very class.
         weights: a pipeline folder, or a hub id with ``@revision``.
         dtype: of every weight.
         components: parts to use instead of the stored ones; None leaves a part out.
+        quantization: of the transformer's linear layers.
 
     Raises:
-        ValueError: the weights are of another class, or cannot be loaded.
+        ValueError: the weights are of another class, or cannot be loaded or quantised.
     """
     source, revision = (str(weights), None) if isinstance(weights, Path) else split_revision(weights)
     name = pipeline_class.__name__
     try:
         with _without_loading_bars():
-            stored = pipeline_class.load_config(source, revision=revision).get("_class_name")
-            refuse_other_pipeline(weights, stored, name)
+            index = pipeline_class.load_config(source, revision=revision)
+            refuse_other_pipeline(weights, index.get("_class_name"), name)
+            if quantization is not None:
+                transformer = read_quantized_transformer(weights, index["transformer"][1], dtype, quantization)
+                components = {**components, "transformer": transformer}
             return pipeline_class.from_pretrained(source, revision=revision, dtype=dtype, **components)
     except WrongPipelineError:
         raise

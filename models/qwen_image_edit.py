@@ -20,9 +20,10 @@ from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapt
 from physedit.models.backbone import Conditioning
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import TensorMemo
-from physedit.models.parts import Encoders, PipelineParts, checked_dtype, checked_encoders
+from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
 from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
+from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
     TOY_NAME,
@@ -55,7 +56,9 @@ class QwenImageEdit:
         area_px: int = RELEASED_AREA_PX,
         vision_area_px: int | None = None,
         encoders: Encoders = "resident",
+        quantization: Quantization | None = None,
         gradient_checkpointing: bool = False,
+        compile_blocks: CompileBackend | None = None,
         edit_guidance: float = 4.0,
         negative_prompt: str = " ",
     ) -> None:
@@ -70,7 +73,9 @@ class QwenImageEdit:
                 None for QwenImageEditPipeline, whose text encoder sees the picture as it is worked at.
             encoders: text encoder and VAE on the device (resident), there while they are used (offload), or without
                 text encoder (absent).
+            quantization: of the transformer's linear layers; None keeps them in ``dtype``.
             gradient_checkpointing: recompute each block in the backward pass.
+            compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
             edit_guidance: the true guidance of edits that ask for no other.
             negative_prompt: what an edit with guidance above 1 is led away from, seen with the same pictures.
 
@@ -81,12 +86,12 @@ class QwenImageEdit:
         self._area_px, self._vision_area_px = checked_areas(pipeline, area_px, vision_area_px)
         self._edit_guidance, self._negative_prompt = edit_guidance, negative_prompt
         found = found_weights(weights, pipeline)
-        left_out = {"text_encoder": None} if checked_encoders(encoders) == "absent" else {}
-        self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out)
-        self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), encoders)
+        check_quantization(quantization, weights)
+        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
+        left_out = {"text_encoder": None} if encoders == "absent" else {}
+        self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out, quantization)
+        self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
         self._dtype = self._parts.dtype
-        if gradient_checkpointing:
-            self._pipeline.transformer.enable_gradient_checkpointing()
         self._text = QwenTextStates(self._parts)
         self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
 
@@ -313,7 +318,7 @@ class QwenImageEdit:
         return torch.cat([latents for (latents,) in kept])
 
     def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
-        self._parts.fetch_encoders()
+        self._parts.fetch_vae()
         vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
         # From PIL as in the pipeline: convolutions round by layout.
         pixels = self._pipeline.image_processor.preprocess(as_image(picture), height, width).unsqueeze(2)

@@ -12,6 +12,7 @@ from torch import nn
 
 from physedit.models.loading import freeze, modules_of, read_pipeline
 from physedit.models.pipeline_folder import WrongPipelineError, check_pipeline_folder, refuse_other_pipeline
+from physedit.models.quantization import Quantization
 from physedit.models.qwen_positions import own_positions
 from physedit.models.sizes import MAX_AREA_PX, QWEN_MULTIPLE_PX, RELEASED_AREA_PX
 from physedit.models.weights import RANDOM_TINY, TOY, find_weights, split_revision
@@ -36,14 +37,18 @@ def load_pipeline(
     weights: Path | str,
     dtype: torch.dtype,
     components: Mapping[str, object] | None = None,
+    quantization: Quantization | None = None,
 ) -> Any:
-    """Returns the pipeline on the CPU, frozen and in evaluation mode, its text encoder with its own positions.
+    """Returns the pipeline as ``read_pipeline`` places it, frozen and in evaluation mode.
+
+    Its text encoder has its own positions.
 
     Args:
         pipeline: the class that the weights must be of.
         weights: a folder, a hub id, or ``random_tiny``.
         dtype: of every weight.
         components: parts to use instead of the stored ones; see ``read_pipeline``.
+        quantization: of the transformer's linear layers; never with ``random_tiny``.
 
     Raises:
         ValueError: ``weights`` cannot be loaded, or are such that training does not reproduce the pipeline.
@@ -52,7 +57,7 @@ def load_pipeline(
         loaded = _random_tiny_pipeline(pipeline, dtype)
     else:
         parts = {"processor": _read_processor(pipeline, weights), **(components or {})}
-        loaded = read_pipeline(_class_of(pipeline), weights, dtype, parts)
+        loaded = read_pipeline(_class_of(pipeline), weights, dtype, parts, quantization)
     freeze(loaded)
     _check_pipeline(loaded)
     if loaded.text_encoder is not None:

@@ -56,7 +56,7 @@ class QwenTextStates:
 
     def _encode(self, pictures: Sequence[Tensor], text: str) -> tuple[Tensor]:
         """Returns the states of one instruction, ``[T, D]``."""
-        self._parts.fetch_encoders()
+        self._parts.fetch_text_encoders()
         # PIL pictures: the processor would rescale a tensor in 0..1 once more.
         images = [as_image(picture) for picture in pictures]
         prompts, _ = self._parts.pipeline.encode_prompt(prompt=[text], image=images, device=self._parts.device)

@@ -14,6 +14,7 @@ from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, preset_targets
+from physedit.models.quantization import check_quantization, check_sharding
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 
@@ -37,6 +38,7 @@ def start_processes(config: DictConfig) -> Accelerator:
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
     waits = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[waits])
+    _check_sharding(config, accelerator)
     if accelerator.distributed_type not in (
         DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU,
     ):  # fmt: skip
@@ -45,6 +47,14 @@ def start_processes(config: DictConfig) -> Accelerator:
             f"with DDP: launch with launch/accelerate/ddp.yaml."
         )
     return accelerator
+
+
+def _check_sharding(config: DictConfig, accelerator: Accelerator) -> None:
+    plugin = accelerator.state.deepspeed_plugin
+    try:
+        check_sharding(config.backbone.get("quantization"), 0 if plugin is None else int(plugin.zero_stage))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def scenes_are_missing(config: DictConfig) -> bool:
@@ -87,7 +97,7 @@ def build_checked(key: str, node: DictConfig) -> Any:
 
 
 def check_backbone(config: DictConfig) -> None:
-    """Verifies that the backbone's weights can be opened, without loading them.
+    """Verifies that the backbone's weights can be opened, and quantised here if they are to be, without loading them.
 
     Raises:
         ConfigError: they cannot.
@@ -95,6 +105,7 @@ def check_backbone(config: DictConfig) -> None:
     backbone = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
     try:
         backbone.check_weights(str(config.backbone.weights))
+        check_quantization(config.backbone.get("quantization"), str(config.backbone.weights))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -60,6 +60,7 @@ def check_rules(config: DictConfig) -> None:
             f"run_name={name!r} must be a plain folder name of 1 to 200 printable characters without '/'."
         )
     batches_per_step(config, 1)
+    _check_backbone(config)
     _check_adapter(config)
     _check_evaluations(config)
 
@@ -92,6 +93,21 @@ def _check_numbers(key: str, value: object) -> None:
         raise ConfigError(f"{key}={value} is not a finite number.")
     elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         raise ConfigError(f"{key}={value} is beyond {LARGEST}.")
+
+
+def _check_backbone(config: DictConfig) -> None:
+    if config.backbone.get("encoders") == "absent":
+        raise ConfigError(
+            "backbone.encoders=absent leaves out the text encoders, but this run encodes its instructions as it goes "
+            "and edits in its evaluations: there is no cache of encoded data to train from. Use "
+            "backbone.encoders=offload, which has them on the device only while they encode, or resident."
+        )
+    quantization = config.backbone.get("quantization")
+    if quantization is not None and config.device == "cpu":
+        raise ConfigError(
+            f"backbone.quantization={quantization} needs a CUDA device, but device=cpu was asked. Use device=auto on a "
+            "machine with a GPU, or backbone.quantization=null."
+        )
 
 
 def _check_adapter(config: DictConfig) -> None:

@@ -13,6 +13,7 @@ from physedit.data_loaders.sample import EditDataset, PromptLevel
 from physedit.eval_hooks.hook import EvalHook, EvalReport
 from physedit.models.backbone import Backbone
 from physedit.models.lora import load_state
+from physedit.models.quantization import keep_from_broadcast
 from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.config import ConfigError
@@ -76,6 +77,7 @@ def build_trainer(
 ) -> Trainer:
     """Returns everything the loop uses, at its start; the adapter is in place and on its device."""
     denoiser = backbone.denoiser
+    keep_from_broadcast(denoiser)
 
     def batches(position: int) -> Iterator[PositionedBatch]:
         return iter(
