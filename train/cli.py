@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -120,19 +120,91 @@ def evaluate(
 ) -> None:
     """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000800."""
     from physedit.train import evaluate as evaluation
+    from physedit.train.saved_adapter import find_adapter, overrides_of, run_of
 
-    folder = evaluation.adapter_folder(checkpoint)
-    run = evaluation.run_of(folder)
-    if out is None and run is None:
-        raise ConfigError(f"{checkpoint} is not a checkpoint of a run. Say where to write with --out FOLDER.")
-    config = compose_config([*evaluation.overrides_of(run), *(overrides or [])], config_dir=config_dir)
-    target = out or run / "evaluations" / folder.parent.name  # type: ignore[operator]
-    step = evaluation.step_of(folder) or int(config.num_steps)
-    reports = evaluation.evaluate(config, folder, target, step)
+    adapter = find_adapter(checkpoint)
+    run = run_of(adapter)
+    if out is None:
+        if run is None:
+            raise ConfigError(f"{checkpoint} is not a checkpoint of a run. Say where to write with --out FOLDER.")
+        out = run / "evaluations" / adapter.resolve().parent.parent.name
+    config = compose_config([*overrides_of(run), *(overrides or [])], config_dir=config_dir)
+    step = evaluation.step_of(adapter) or int(config.num_steps)
+    reports = evaluation.evaluate(config, adapter, out, step)
     if _is_rank_0():
         from physedit.train.console import print_results
 
-        print_results(target, reports)
+        print_results(out, reports)
+
+
+@app.command()
+def edit(
+    image: Annotated[list[Path], typer.Option(help="The picture to edit; again for each further reference.")],
+    prompt: Annotated[str, typer.Option(help="What is to be edited.")],
+    overrides: Overrides = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A checkpoint folder, a folder with an adapter, or a .safetensors file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: edits/IMAGE_HASH.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the noise, which base and adapter share.")] = 0,
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 28,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the backbone's own.")] = None,
+    config_dir: ConfigDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print edit.json instead of the files' names.")] = False,
+) -> None:
+    """Edits a picture with the base and with an adapter, side by side.
+
+    An adapter of a run brings its backbone; else choose it with backbone=NAME.
+    """
+    from physedit.train import edit as editing
+    from physedit.train.saved_adapter import editor_config, find_adapter
+
+    request = editing.EditRequest(tuple(image), prompt, seed=seed, num_steps=steps, guidance=guidance)
+    editing.check_request(request)
+    file = None if adapter is None else find_adapter(adapter)
+    folder = editing.edit(editor_config(file, overrides or [], config_dir), request, file, out)
+    if as_json:
+        typer.echo((folder / editing.RECORD).read_text(encoding="utf-8"), nl=False)
+    else:
+        for path in sorted(folder.iterdir()):
+            typer.echo(path)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint folder, a folder with an adapter, or a .safetensors file.")
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder or, for an adapter, a new .safetensors file.")],
+    form: Annotated[
+        Literal["diffusers", "kohya", "merged"],
+        typer.Option("--format", help="The adapter for diffusers; for ComfyUI (Kohya's names); merged into its base."),
+    ],
+    overrides: Overrides = None,
+    transformer_only: Annotated[
+        bool, typer.Option("--transformer-only", help="Of the merged pipeline, write only the transformer.")
+    ] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Brings a saved adapter into the form that another program loads."""
+    from physedit.train import export as exporting
+    from physedit.train.saved_adapter import editor_config, find_adapter
+
+    if transformer_only and form != "merged":
+        raise ConfigError(f"--transformer-only belongs to --format merged, but {form} was asked. Leave one out.")
+    if form == "diffusers" and overrides:
+        raise ConfigError(f"{overrides[0]} has no effect on --format diffusers, which copies the file. Leave it out.")
+    file = find_adapter(checkpoint)
+    if form == "diffusers":
+        written = exporting.export_diffusers(file, out)
+    else:
+        config = editor_config(file, overrides or [], config_dir)
+        if form == "kohya":
+            written = exporting.export_kohya_file(config, file, out)
+        else:
+            save = exporting.export_merged_transformer if transformer_only else exporting.export_merged
+            written = save(config, file, out)
+    typer.echo(written)
 
 
 @scenes_app.command("write")

@@ -1,7 +1,7 @@
 """Evaluates a saved adapter with a run's hooks, outside training: ``physedit eval``."""
 
-import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -9,48 +9,21 @@ from omegaconf import DictConfig
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalReport, weights_digest
 from physedit.eval_hooks.report import write_html_report
-from physedit.models.adapter_file import AdapterFormat
+from physedit.models.adapter_file import AdapterFormat, check_fit
 from physedit.models.backbone import Backbone
-from physedit.models.lora import adapter_state, load_state, without_adapter
-from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
-from physedit.train.checkpoint import verify
+from physedit.models.lora import adapter_state, preset_targets, without_adapter
+from physedit.models.lora_targets import matching_layers, shortened
+from physedit.train.assemble import build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.config import ConfigError
 from physedit.train.run_folder import base_cache_of
+from physedit.train.saved_adapter import SavedAdapter, attach, check_saved, find_adapter, read_saved
 from physedit.train.summary import summarize
-
-logger = logging.getLogger(__name__)
-
-
-def run_of(adapter: Path) -> Path | None:
-    """Returns the run folder that an adapter's folder lies in, or None outside one."""
-    run = adapter.resolve().parent.parent.parent
-    return run if (run / "overrides.txt").is_file() else None
-
-
-def overrides_of(run: Path | None) -> list[str]:
-    """Returns the overrides a run was started with; none without a run."""
-    return [] if run is None else (run / "overrides.txt").read_text(encoding="utf-8").splitlines()
 
 
 def step_of(adapter: Path) -> int | None:
-    """Returns the step in the name of the checkpoint that an adapter's folder lies in, or None."""
-    match = re.fullmatch(r"step_(\d+)", adapter.resolve().parent.name)
+    """Returns the step in the name of the checkpoint that an adapter's file lies in, or None."""
+    match = re.fullmatch(r"step_(\d+)", adapter.resolve().parent.parent.name)
     return int(match[1]) if match else None
-
-
-def adapter_folder(checkpoint: Path) -> Path:
-    """Returns the folder with the adapter's file: ``checkpoint/adapter`` or ``checkpoint`` itself.
-
-    Raises:
-        ConfigError: neither holds an adapter.
-    """
-    for folder in (checkpoint / "adapter", checkpoint):
-        if (folder / "pytorch_lora_weights.safetensors").is_file():
-            return folder
-    raise ConfigError(
-        f"{checkpoint} holds no adapter. Give a checkpoint folder such as runs/demo/checkpoints/step_00000800, "
-        f"or a folder with pytorch_lora_weights.safetensors."
-    )
 
 
 def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list[EvalReport]:
@@ -58,7 +31,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
 
     Args:
         config: a composed training config; its backbone, adapter, eval and scenes are used.
-        checkpoint: a checkpoint folder, or a folder with the adapter's file.
+        checkpoint: what ``find_adapter`` takes.
         out: where eval/, summary.json and report.html are written.
         step: the number the reports carry; at least 1.
 
@@ -67,21 +40,15 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     """
     if not config.eval:
         raise ConfigError("The config has no evaluation. Choose one, for example eval=scenes.")
-    folder = adapter_folder(checkpoint)
-    if (folder.parent / "manifest.json").is_file():
-        verify(folder.parent)
+    adapter = find_adapter(checkpoint)
+    check_saved(adapter)
     accelerator = start_processes(config)
     write_scenes(config)
     hooks = build_hooks(config)
     for hook in hooks:
         hook.check()
     backbone: Backbone = build_checked("backbone", config.backbone)
-    wanted = add_lora(backbone, config)
-    try:
-        _check_format(backbone.adapter_format(str(folder)), wanted)
-        load_state(backbone.denoiser, backbone.load_adapter(str(folder)))
-    except ValueError as error:
-        raise ConfigError(f"{folder}: {error}") from error
+    attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config))
     backbone.to(accelerator.device)
     out.mkdir(parents=True, exist_ok=True)
     context = EvalContext(
@@ -100,19 +67,54 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     reports = [hook.run(context) for hook in hooks]
     if accelerator.is_main_process:
         write_json(out / "summary.json", summarize(str(config.run_name), reports, config.best_metric))
-        write_html_report(out, reports, title=f"{config.run_name}, {folder.parent.name}")
+        write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
     return reports
 
 
-def _check_format(found: AdapterFormat | None, wanted: AdapterFormat) -> None:
-    if found is None or found == wanted:
+def _as_asked(saved: SavedAdapter, backbone: Backbone, config: DictConfig) -> SavedAdapter:
+    """Returns the adapter with the format of its file, which the config must ask for, or else of the config.
+
+    Raises:
+        ConfigError: the config asks for another format or other layers than the file holds.
+    """
+    wanted = config.adapter
+    asked = AdapterFormat(
+        rank=int(wanted.rank),
+        alpha=float(wanted.rank if wanted.alpha is None else wanted.alpha),
+        use_dora=bool(wanted.use_dora),
+        use_rslora=bool(wanted.use_rslora),
+    )
+    try:
+        if saved.is_told:
+            _check_format(saved.format, asked)
+        else:
+            check_fit(saved.state, asked)
+        presets, preset = backbone.lora_presets, wanted.preset
+        targets = tuple(wanted.targets) if preset is None else preset_targets(presets, str(preset))
+        _check_layers(set(saved.layers), set(matching_layers(backbone.denoiser, targets)))
+    except ValueError as error:
+        raise ConfigError(f"{saved.file}: {error}") from error
+    return replace(saved, format=asked)
+
+
+def _check_layers(held: set[str], asked: set[str]) -> None:
+    if held != asked:
+        raise ValueError(
+            f"the file holds an adapter of {len(held)} layers, but the config asks for {len(asked)}: not in the file "
+            f"{shortened(sorted(asked - held))}; in the file alone {shortened(sorted(held - asked))}. Set "
+            "adapter.preset, or adapter.preset=null and adapter.targets, to what it was trained with."
+        )
+
+
+def _check_format(held: AdapterFormat, asked: AdapterFormat) -> None:
+    if held == asked:
         return
-    held, asked = _settings(found), _settings(wanted)
-    differing = [key for key in held if held[key] != asked[key]]
+    found, wanted = _settings(held), _settings(asked)
+    differing = [key for key in found if found[key] != wanted[key]]
     raise ValueError(
-        f"the file holds an adapter with {', '.join(f'{key} {held[key]}' for key in differing)}, but the config asks "
-        f"for {', '.join(f'{key} {asked[key]}' for key in differing)}. Set "
-        f"{' '.join(f'adapter.{key}={held[key]}' for key in differing)}."
+        f"the file holds an adapter with {', '.join(f'{key} {found[key]}' for key in differing)}, but the config asks "
+        f"for {', '.join(f'{key} {wanted[key]}' for key in differing)}. Set "
+        f"{' '.join(f'adapter.{key}={found[key]}' for key in differing)}."
     )
 
 

@@ -1,0 +1,260 @@
+"""``physedit edit``: what it draws is the backbone's own edit, and what it refuses leaves nothing behind."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tests.support.adapters import FILE, as_if_of_a_run, write_adapter_of
+from tests.support.runs import physedit
+from torch import Tensor
+from typer.testing import CliRunner
+
+from physedit.data_loaders.images import read_rgb
+from physedit.models.backbone import Backbone
+from physedit.models.flux_kontext import FluxKontext
+from physedit.models.lora import LoraSettings, without_adapter
+from physedit.models.qwen_image_edit import QwenImageEdit
+from physedit.train.checkpoint import CheckpointIncomplete
+from physedit.train.cli import app
+from physedit.train.config import ConfigError
+
+PROMPT = "Remove the ball."
+NUM_STEPS, SEED = 2, 5
+TINY = ("backbone=random_tiny", "num_threads=1")
+PLUS = (
+    "backbone=qwen_image_edit_plus", "backbone.weights=random_tiny", "backbone.dtype=float32",
+    "backbone.area_px=9216", "backbone.vision_area_px=4096", "num_threads=1",
+)  # fmt: skip
+VARIANTS = {
+    "alpha": LoraSettings(4, 6.0),
+    "rslora": LoraSettings(2, 3.0, use_rslora=True),
+    "dora": LoraSettings(3, 3.0, use_dora=True),
+}
+
+
+def build() -> FluxKontext:
+    return FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=48, area_px=4096)
+
+
+def run(*arguments: object) -> str:
+    """Runs the verb in this process and returns what it printed; what it refuses is raised."""
+    result = CliRunner().invoke(app, ["edit", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def edited_by(editor: Backbone, picture: Path) -> Tensor:
+    noise = torch.Generator().manual_seed(SEED)
+    return editor.edit(
+        editor.denoiser, [[read_rgb(picture)]], [PROMPT],
+        num_steps=NUM_STEPS, guidance=editor.default_guidance, generators=[noise],
+    )[0]  # fmt: skip
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    path = tmp_path / "given" / "room.png"
+    path.parent.mkdir()
+    Image.fromarray(pixels).resize((80, 60), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter_of(build(), tmp_path_factory.mktemp("adapter"), LoraSettings(4, 6.0))
+
+
+def usual(picture: Path, out: Path) -> list[object]:
+    return ["--image", picture, "--prompt", PROMPT, "--seed", SEED, "--steps", NUM_STEPS, "--out", out]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("preset", ["attention", "all_linear"])
+def test_pictures_are_the_backbones_own_edits_from_one_noise(
+    picture: Path, tmp_path: Path, variant: str, preset: str
+) -> None:
+    editor = build()
+    file = write_adapter_of(editor, tmp_path / "adapter", VARIANTS[variant], targets=editor.lora_presets[preset])
+    tuned = edited_by(editor, picture)
+    with without_adapter(editor.denoiser):
+        base = edited_by(editor, picture)
+    run("--adapter", file.parent, *usual(picture, tmp_path / "out"), *TINY)
+    assert torch.equal(read_rgb(tmp_path / "out" / "base.png"), base)
+    assert torch.equal(read_rgb(tmp_path / "out" / "tuned.png"), tuned)
+    assert not torch.equal(base, tuned)
+
+
+def test_an_adapter_that_changes_nothing_gives_the_base(picture: Path, tmp_path: Path) -> None:
+    file = write_adapter_of(build(), tmp_path / "adapter", LoraSettings(4, 4.0), size=0)
+    run("--adapter", file, *usual(picture, tmp_path / "out"), *TINY)
+    assert (tmp_path / "out" / "base.png").read_bytes() == (tmp_path / "out" / "tuned.png").read_bytes()
+
+
+def test_the_folder_tells_how_it_was_made(picture: Path, adapter: Path, tmp_path: Path) -> None:
+    printed = run("--adapter", adapter, "--json", *usual(picture, tmp_path / "out"), "--guidance", 3, *TINY)
+    out = tmp_path / "out"
+    names = {"base.png", "edit.json", "side_by_side.png", "source.png", "tuned.png"}
+    assert {path.name for path in out.iterdir()} == names
+    record = json.loads((out / "edit.json").read_text())
+    assert json.loads(printed) == record
+    assert (record["prompt"], record["seed"], record["num_steps"], record["guidance"]) == (PROMPT, SEED, NUM_STEPS, 3.0)
+    assert (record["weights"], record["adapter"]["rank"], record["adapter"]["alpha"]) == ("random_tiny", 4, 6.0)
+    assert record["images"][0]["path"] == str(picture)
+    assert (record["images"][0]["width"], record["images"][0]["height"]) == (80, 60)
+    for name in ("source", "base", "tuned"):
+        assert read_rgb(out / f"{name}.png").shape == (3, record["size"]["height"], record["size"]["width"])
+    sheet = read_rgb(out / "side_by_side.png")
+    assert sheet.shape[-1] > 3 * record["size"]["width"]
+
+
+def test_without_an_adapter_the_base_alone_edits(picture: Path, tmp_path: Path) -> None:
+    run(*usual(picture, tmp_path / "out"), *TINY)
+    assert not (tmp_path / "out" / "tuned.png").exists()
+    assert torch.equal(read_rgb(tmp_path / "out" / "base.png"), edited_by(build(), picture))
+    assert json.loads((tmp_path / "out" / "edit.json").read_text())["adapter"] is None
+
+
+def test_an_adapter_of_a_run_brings_its_backbone(picture: Path, adapter: Path, tmp_path: Path) -> None:
+    checkpoint = as_if_of_a_run(adapter, tmp_path / "run", "experiment=smoke", "tracker=none")
+    run("--adapter", checkpoint, *usual(picture, tmp_path / "of_run"))
+    run("--adapter", adapter, *usual(picture, tmp_path / "loose"), *TINY)
+    assert (tmp_path / "of_run" / "tuned.png").read_bytes() == (tmp_path / "loose" / "tuned.png").read_bytes()
+    with pytest.raises(ConfigError, match="step_00000008"):
+        run("--adapter", tmp_path / "run", *usual(picture, tmp_path / "out"))
+
+
+def test_a_file_of_any_name_without_metadata_is_taken_as_diffusers_takes_it(picture: Path, tmp_path: Path) -> None:
+    file = write_adapter_of(build(), tmp_path / "adapter", LoraSettings(4, 4.0))
+    save_file(load_file(file), tmp_path / "other.safetensors")
+    run("--adapter", tmp_path / "other.safetensors", *usual(picture, tmp_path / "bare"), *TINY)
+    run("--adapter", file, *usual(picture, tmp_path / "told"), *TINY)
+    assert (tmp_path / "bare" / "tuned.png").read_bytes() == (tmp_path / "told" / "tuned.png").read_bytes()
+
+
+def test_a_rotated_photo_is_edited_upright(picture: Path, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(picture) as image:
+        image.save(tmp_path / "rotated.png", exif=exif)
+    run(*usual(tmp_path / "rotated.png", tmp_path / "out"), *TINY)
+    _, height, width = read_rgb(tmp_path / "out" / "base.png").shape
+    assert height > width
+
+
+def test_the_same_edit_may_be_made_again_and_another_is_not_overwritten(
+    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(*usual(picture, out), *TINY)
+    first = (out / "base.png").read_bytes()
+    (out / "base.png").unlink()
+    run(*usual(picture, out), *TINY)
+    assert (out / "base.png").read_bytes() == first
+    with pytest.raises(ConfigError, match="another edit"):
+        run(*usual(picture, out), *TINY, "--seed", SEED + 1)
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        run("--image", picture, "--prompt", PROMPT, "--steps", 1, "--seed", seed, *TINY)
+    assert len(list((tmp_path / "edits").glob("room_*"))) == 2
+
+
+def test_references_are_edited_with_where_the_backbone_takes_them(picture: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 70), "red").save(tmp_path / "red.png")
+    run(*usual(picture, tmp_path / "one"), *PLUS)
+    run(*usual(picture, tmp_path / "two"), "--image", tmp_path / "red.png", *PLUS)
+    assert (tmp_path / "one" / "base.png").read_bytes() != (tmp_path / "two" / "base.png").read_bytes()
+    widths = [read_rgb(tmp_path / name / "side_by_side.png").shape[-1] for name in ("one", "two")]
+    assert widths[0] < widths[1]
+    with pytest.raises(ConfigError, match="2 pictures to edit from, but this editor takes 1"):
+        run(*usual(picture, tmp_path / "out"), "--image", tmp_path / "red.png", *TINY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_steps_that_the_scheduler_cannot_take_are_refused(picture: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 2 steps"):
+        run(*usual(picture, tmp_path / "out"), "--steps", 1, *PLUS)
+
+
+REFUSED = {
+    "no such image": (["--image", "nowhere.png"], "nowhere.png does not exist"),
+    "folder as image": (["--image", "."], "is no file"),
+    "not an image": (["--image", "notes.txt"], "notes.txt cannot be used"),
+    "empty prompt": (["--prompt", "  "], "--prompt is empty"),
+    "no steps": (["--steps", "0"], "--steps 0"),
+    "guidance": (["--guidance", "nan"], "--guidance nan"),
+    "seed": (["--seed", "-1"], "--seed -1"),
+    "no such adapter": (["--adapter", "nowhere"], "nowhere does not exist"),
+    "no adapter in it": (["--adapter", "."], "holds no adapter"),
+    "damaged adapter": (["--adapter", "damaged.safetensors"], r"damaged\.safetensors .* cannot be read"),
+    "foreign adapter": (["--adapter", "foreign.safetensors"], r"foreign\.safetensors is no adapter of a diffusers"),
+    "uneven adapter": (["--adapter", "uneven.safetensors"], r"uneven\.safetensors: an adapter with ranks \[2, 4\]"),
+    "adapter of another width": (["--adapter", "wide.safetensors"], r"wide\.safetensors is no adapter of this base"),
+    "out below a file": (["--out", "notes.txt/out"], "cannot be written"),
+    "out with other files": (["--out", "given"], "holds other files"),
+    "unknown backbone": (["backbone=flux"], "backbone=flux"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_named_and_nothing_is_written(
+    picture: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("no picture")
+    state = load_file(adapter)
+    first = next(name for name in state if name.endswith("lora_A.weight"))
+    save_file({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}, "foreign.safetensors")
+    save_file(state | {first: state[first][:2].clone()}, "uneven.safetensors")
+    save_file(state | {first: torch.ones(4, 7)}, "wide.safetensors")
+    Path("damaged.safetensors").write_bytes(adapter.read_bytes()[:-8])
+    before = sorted(tmp_path.rglob("*"))
+    given = dict(zip(*[iter(usual(picture, Path("out")))] * 2, strict=True))
+    options = dict(zip(*[iter(change)] * 2, strict=True)) if change[0].startswith("--") else {}
+    asked = [word for pair in (given | options).items() for word in pair]
+    with pytest.raises(ConfigError, match=words):
+        run(*asked, *TINY, *([] if options else change))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_adapter_of_another_backbone_is_refused(picture: Path, tmp_path: Path) -> None:
+    editor = QwenImageEdit(
+        weights="random_tiny", dtype="float32", pipeline="QwenImageEditPipeline", area_px=9216
+    )  # fmt: skip
+    file = write_adapter_of(editor, tmp_path / "adapter", LoraSettings(4, 4.0))
+    with pytest.raises(ConfigError, match=r"FluxTransformer2DModel has no linear layer .*backbone=NAME"):
+        run("--adapter", file, *usual(picture, tmp_path / "out"), *TINY)
+    with pytest.raises(ConfigError, match=r"lies in no run folder.*backbone=NAME"):
+        run("--adapter", file, *usual(picture, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_is_not_the_saved_one_is_refused(picture: Path, adapter: Path, tmp_path: Path) -> None:
+    checkpoint = as_if_of_a_run(adapter, tmp_path / "run", "experiment=smoke", "tracker=none")
+    (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointIncomplete, match=r"manifest\.json"):
+        run("--adapter", checkpoint / "adapter" / FILE, *usual(picture, tmp_path / "out"))
+
+
+def test_a_failed_write_leaves_nothing(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space_left(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("physedit.train.edit.write_json", no_space_left)
+    with pytest.raises(OSError, match="No space"):
+        run(*usual(picture, tmp_path / "out"), *TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
+def test_as_a_command_bad_input_is_one_paragraph(tmp_path: Path) -> None:
+    result = physedit("edit", "--image", "nowhere.png", "--prompt", PROMPT, "backbone=random_tiny", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines() == [
+        "physedit: --image nowhere.png does not exist. Give a picture file."
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,56 @@
+"""Where a verb writes: checked before work is spent, and published whole."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from physedit.train.config import ConfigError
+
+
+def check_can_be_made(out: Path) -> None:
+    """Verifies that ``out`` or its nearest existing parent is a folder that can be written; writes nothing.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    nearest = out.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {out} cannot be written: {nearest} is no folder that can be. Choose another.")
+
+
+def check_is_free(out: Path) -> None:
+    """Verifies that nothing lies at ``out``, or an empty folder.
+
+    Raises:
+        ConfigError: something does, or it cannot be written there.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        kind = "is a file" if out.is_file() else "is a folder that is not empty"
+        raise ConfigError(f"--out {out} {kind}, and nothing is overwritten. Choose another, or remove it.")
+    check_can_be_made(out)
+
+
+@contextmanager
+def published(out: Path) -> Iterator[Path]:
+    """Yields a path beside ``out`` at which to make a file or folder; it is renamed to ``out`` at the end.
+
+    If the block fails, what it made is removed. Files go into a folder that is there already one by one.
+    """
+    out = out.resolve()
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        if out.is_dir() and any(out.iterdir()):
+            for part in sorted(partial.iterdir()):
+                part.replace(out / part.name)
+        else:
+            partial.replace(out)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
