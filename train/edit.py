@@ -115,13 +115,17 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
 
 
 def check_request(request: EditRequest) -> None:
-    """Verifies what needs no file.
+    """Verifies what needs no picture to be read.
 
     Raises:
-        ConfigError: no picture, an empty prompt, or a number out of range.
+        ConfigError: no picture, one that is no file, an empty prompt, or a number out of range.
     """
     if not request.images:
         raise ConfigError("No picture was given. Give the source with --image FILE.")
+    for path in request.images:
+        if not path.is_file():
+            found = "is no file" if path.exists() else "does not exist"
+            raise ConfigError(f"--image {path} {found}. Give a picture file.")
     if not request.prompt.strip():
         raise ConfigError("--prompt is empty. Say what is to be edited, such as --prompt 'Remove the chair.'")
     if request.num_steps < 1:
@@ -156,8 +160,6 @@ _SAID = {"base": "base", "tuned": "adapter"}
 
 
 def _read_picture(path: Path) -> Tensor:
-    if not path.is_file():
-        raise ConfigError(f"--image {path} {'is no file' if path.exists() else 'does not exist'}. Give a picture file.")
     try:
         return read_rgb(path)
     except DatasetRowError as error:

@@ -167,6 +167,12 @@ def _kind_of(config: DictConfig) -> _Kind:
 
 
 def _merged_transformer(config: DictConfig, adapter: Path) -> nn.Module:
+    quantization = config.backbone.get("quantization")
+    if quantization is not None:
+        raise ConfigError(
+            f"backbone.quantization={quantization} stores the base in fewer bits, into which no adapter can be merged. "
+            "Merge into the whole base with backbone.quantization=null."
+        )
     check_saved(adapter)
     check_backbone(config)
     backbone: Backbone = build_checked("backbone", config.backbone)

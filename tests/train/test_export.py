@@ -162,6 +162,7 @@ REFUSED = {
     "merged as a file": (["adapter", "--format", "merged", "--out", "x.safetensors", TINY], "names a file"),
     "base stored nowhere": (["adapter", "--format", "merged", TINY], "--transformer-only"),
     "no base": (["adapter", "--format", "merged"], "lies in no run folder"),
+    "quantised base": (["adapter", "--format", "merged", "backbone=toy", "backbone.quantization=bnb_nf4"], "=null"),
     "another base": (
         ["adapter", "--format", "merged", "--transformer-only", "backbone=toy"],
         "no adapter of this base",
