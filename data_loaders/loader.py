@@ -3,23 +3,38 @@
 Shape legend: B batch, H W pixels.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from physedit.data_loaders.order import level_at, sample_index
-from physedit.data_loaders.sample import DatasetRowError, EditBatch, EditDataset, EditSample, PromptLevel, collate
+from physedit.data_loaders.sample import (
+    DatasetRowError,
+    DroppedRow,
+    EditBatch,
+    EditDataset,
+    EditSample,
+    Origin,
+    RowName,
+    collate,
+)
+from physedit.data_loaders.slots import RunPlan, Slot
 from physedit.data_loaders.workers import end_with_parent_alone
+
+CHANGED = "changed since the size index was made"
 
 
 @dataclass(frozen=True, slots=True)
 class PositionedBatch:
-    """A batch and the global position in the run of each of its samples."""
+    """A batch and the global position in the run of each of its samples.
+
+    A position without a sample, and one whose row cannot be used, hold a stand-in of weight 0.
+    """
 
     positions: tuple[int, ...]
     batch: EditBatch
+    dropped: tuple[DroppedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +77,39 @@ class Share:
 class TrainingBatches:
     """Iterates over one rank's micro batches: ``accumulation`` of them make its part of an optimizer step.
 
-    A row that cannot be decoded stops the run with its file and row. Iterating anew starts again at
+    A row that cannot be used is named in its batch, and nothing is learnt from it. Iterating anew starts again at
     ``start_position``; positions before it are never decoded.
     """
 
     def __init__(
         self,
         dataset: EditDataset,
+        plan: RunPlan,
         *,
-        seed: int,
-        level_weights: Mapping[PromptLevel, float],
         share: Share,
         start_position: int = 0,
         stop_position: int | None = None,
         num_workers: int = 0,
     ) -> None:
-        """Plans the batches; nothing is decoded yet.
+        """Prepares the batches; nothing is decoded yet.
 
         Args:
             dataset: pure and picklable, since worker processes hold copies.
-            seed: with the global position it decides row and prompt level.
-            level_weights: prompt levels are drawn in proportion; only levels that the data set has.
+            plan: of the run over ``dataset``.
             share: this rank's part.
-            start_position: samples that the run has consumed over all ranks.
-            stop_position: the run's total of samples over all ranks, beyond which none is decoded; or None.
+            start_position: slots that the run has consumed over all ranks.
+            stop_position: the run's total of slots over all ranks, beyond which none is decoded; or None.
             num_workers: processes that decode ahead; 0 decodes in this process.
 
         Raises:
-            ValueError: an empty data set, weights that cannot be drawn from, a level the data set lacks,
-                positions that are negative or no whole number of optimizer steps apart.
+            ValueError: a level the data set lacks, a plan for another micro batch, positions that are negative or no
+                whole number of optimizer steps apart.
         """
-        _check_levels(dataset, level_weights)
+        _check_levels(dataset, plan)
         _check_positions(start_position, stop_position, share)
-        self._plan = _Plan(dataset, seed, dict(level_weights))
-        self._plan.sample_plan(start_position)
+        if plan.unit not in (1, share.micro_batch):
+            raise ValueError(f"The plan of the run is for micro batches of {plan.unit}, not of {share.micro_batch}.")
+        self._reader = _Reader(dataset, plan)
         self._share = share
         self._start = start_position
         self._stop = stop_position
@@ -103,10 +117,10 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[PositionedBatch]:
         loader = DataLoader(
-            self._plan,
-            batch_sampler=_PositionSampler(self._share, self._start, self._stop),
+            self._reader,
+            sampler=_MicroBatches(self._share, self._start, self._stop),
+            batch_size=None,
             num_workers=self._num_workers,
-            collate_fn=_positioned,
             worker_init_fn=end_with_parent_alone() if self._num_workers else None,
             # One of its own: the loader draws a seed for its workers, by default from the global generator.
             generator=torch.Generator().manual_seed(0),
@@ -118,54 +132,74 @@ class TrainingBatches:
 
 
 # An error travels as a value: one that a worker raises reaches the parent wrapped in the text of its traceback.
-_Item = tuple[int, EditSample | DatasetRowError]
+_Read = PositionedBatch | DatasetRowError
 
 
-class _Plan(Dataset[_Item]):
-    """Maps a global position to its sample: all that a worker needs to know."""
+class _Reader(Dataset[_Read]):
+    """Maps the positions of a micro batch to it: all that a worker needs to know."""
 
-    def __init__(self, dataset: EditDataset, seed: int, level_weights: dict[PromptLevel, float]) -> None:
+    def __init__(self, dataset: EditDataset, plan: RunPlan) -> None:
         self._dataset = dataset
-        self._seed = seed
-        self._level_weights = level_weights
+        self._plan = plan
 
-    def sample_plan(self, position: int) -> tuple[int, PromptLevel]:
-        """Returns row and prompt level at ``position`` without decoding."""
-        row = sample_index(position, len(self._dataset), self._seed)
-        return row, level_at(position, self._level_weights, self._seed)
-
-    def __getitem__(self, position: int) -> _Item:
-        row, level = self.sample_plan(position)
+    def __getitem__(self, positions: tuple[int, ...]) -> _Read:
+        slots = [self._plan.at(position) for position in positions]
+        found = [None if slot.row is None else self._read(slot.row, slot) for slot in slots]
+        samples = [each for each in found if isinstance(each, EditSample)]
+        stand_in = samples[0] if samples else self._blank(slots)
+        filled = [
+            each if isinstance(each, EditSample) else replace(stand_in, sample_id=_called(each)) for each in found
+        ]
         try:
-            return position, self._dataset.sample(row, level)
+            batch = collate(filled, [float(isinstance(each, EditSample)) for each in found])
         except DatasetRowError as error:
-            return position, error
+            return error
+        return PositionedBatch(positions, batch, tuple(each for each in found if isinstance(each, DroppedRow)))
+
+    def _read(self, row: int, slot: Slot) -> EditSample | DroppedRow:
+        try:
+            sample = self._dataset.sample(row, slot.level)
+        except DatasetRowError as error:
+            return DroppedRow(row, self._dataset.name(row), error.reason, str(error))
+        index = self._plan.index
+        found = (_size(sample.source), _size(sample.target))
+        if found != (index.source(row), index.target(row)):
+            message = f"{sample.origin} is not the size that the size index says. It was written after the index."
+            return DroppedRow(row, RowName(sample.sample_id, sample.origin), CHANGED, message)
+        return sample
+
+    def _blank(self, slots: Sequence[Slot]) -> EditSample:
+        """Returns a black pair of the sizes that the micro batch has, so that what is computed of it fits."""
+        slot = next(slot for slot in slots if slot.row is not None)  # no micro batch is all empty
+        assert slot.row is not None
+        source, target = (
+            torch.zeros(3, *size, dtype=torch.uint8)
+            for size in (self._plan.index.source(slot.row), self._plan.index.target(slot.row))
+        )
+        return EditSample("", source, target, "", None, None, slot.level, Origin("", 0))
 
 
-class _PositionSampler(Sampler[list[int]]):
+def _size(picture: torch.Tensor) -> tuple[int, int]:
+    height, width = picture.shape[-2:]
+    return height, width
+
+
+def _called(missing: DroppedRow | None) -> str:
+    return "nothing" if missing is None else f"nothing for {missing.name.sample_id}"
+
+
+class _MicroBatches(Sampler[tuple[int, ...]]):
     def __init__(self, share: Share, start: int, stop: int | None) -> None:
         self._share = share
         self._start = start
         self._stop = stop
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (list(positions) for positions in self._share.positions(self._start, self._stop))
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return self._share.positions(self._start, self._stop)
 
 
-def _positioned(items: list[_Item]) -> PositionedBatch | DatasetRowError:
-    samples: list[EditSample] = []
-    for _, sample in items:
-        if isinstance(sample, DatasetRowError):
-            return sample
-        samples.append(sample)
-    try:
-        return PositionedBatch(tuple(position for position, _ in items), collate(samples))
-    except DatasetRowError as error:
-        return error
-
-
-def _check_levels(dataset: EditDataset, level_weights: Mapping[PromptLevel, float]) -> None:
-    lacking = sorted(level for level, weight in level_weights.items() if weight and level not in dataset.levels)
+def _check_levels(dataset: EditDataset, plan: RunPlan) -> None:
+    lacking = sorted(level for level in plan.levels.shown if level not in dataset.levels)
     if lacking:
         raise ValueError(
             f"The prompt levels {', '.join(lacking)} have a weight, but the data set has only "

@@ -1,34 +1,25 @@
-"""The order of a run: which sample, and which prompt level, stands at which global position.
+"""Random orders: which sample, and which prompt level, stands at which global position.
 
-Pure functions of (seed, position). Nothing here knows ranks, batch sizes or history, so a run can start at
-any position, and any number of ranks sees the same sequence.
+Pure functions of (seed, position). Nothing here knows ranks or history, so a run can start at any position, and any
+number of ranks sees the same sequence.
 
 Random bits are Philox's raw 64-bit output, which numpy keeps the same across versions (NEP 19); the methods of
 ``numpy.random.Generator`` carry no such promise and are not used.
+
+Shape legend: N samples of an epoch, S slots of an epoch, B micro batch.
 """
 
 import hashlib
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from physedit.data_loaders.sample import PromptLevel
 
-
-def sample_index(position: int, num_samples: int, seed: int) -> int:
-    """Returns the row at ``position``: epoch ``position // num_samples`` is a permutation of its own.
-
-    Raises:
-        ValueError: no samples, or a negative position.
-    """
-    if num_samples <= 0:
-        raise ValueError(f"An order needs at least one sample, but the data set has {num_samples}.")
-    if position < 0:
-        raise ValueError(f"A position counts samples from 0, but {position} was asked for.")
-    epoch, offset = divmod(position, num_samples)
-    return int(_permutation(num_samples, seed, epoch)[offset])
+EMPTY = -1
+"""Stands where a micro batch has no sample left."""
 
 
 def level_at(position: int, weights: Mapping[PromptLevel, float], seed: int) -> PromptLevel:
@@ -47,10 +38,106 @@ def level_at(position: int, weights: Mapping[PromptLevel, float], seed: int) -> 
     return levels[min(int(np.searchsorted(edges, draw, side="right")), len(levels) - 1)]
 
 
-# Two epochs: a global batch may straddle a boundary. PICA-100K's permutation takes 0.8 MiB.
-@lru_cache(maxsize=2)
-def _permutation(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return np.argsort(_raw_bits(seed, "order", epoch, num_samples), kind="stable")
+class PlainEpochs:
+    """Epoch after epoch of samples in random order, each once an epoch; no slot is empty."""
+
+    def __init__(self, num_samples: int, *, seed: int, stream: str) -> None:
+        """Plans epochs of samples 0 to N - 1; ``stream`` names this order among those of the run.
+
+        Raises:
+            ValueError: no samples.
+        """
+        _refuse_none(num_samples)
+        self.num_slots = num_samples
+        self._epochs = _Epochs(partial(_permutation, num_samples, seed, stream))
+
+    def at(self, slot: int) -> int:
+        """Returns the sample at ``slot``.
+
+        Raises:
+            ValueError: a negative slot.
+        """
+        return self._epochs.at(slot, self.num_slots)
+
+
+class BucketEpochs:
+    """Epochs of micro batches whose samples share a bucket.
+
+    Each sample stands in one slot of every epoch. The last micro batch of a bucket is filled with ``EMPTY``, and the
+    micro batches of an epoch stand in random order.
+    """
+
+    def __init__(self, buckets: NDArray[np.int32], *, micro_batch: int, seed: int, stream: str) -> None:
+        """Plans epochs of samples 0 to N - 1.
+
+        Args:
+            buckets: int32 ``[N]``, the bucket of each sample.
+            micro_batch: B.
+            seed: the run's seed.
+            stream: names this order among those of the run.
+
+        Raises:
+            ValueError: no samples.
+        """
+        self._buckets = buckets
+        self._micro_batch = micro_batch
+        self._seed = seed
+        self._stream = stream
+        _refuse_none(len(buckets))
+        _, counts = np.unique(buckets, return_counts=True)
+        self.num_slots = int((-(-counts // micro_batch)).sum()) * micro_batch
+        self._epochs = _Epochs(self._slots)
+
+    def at(self, slot: int) -> int:
+        """Returns the sample at ``slot``, or ``EMPTY``.
+
+        Raises:
+            ValueError: a negative slot.
+        """
+        return self._epochs.at(slot, self.num_slots)
+
+    def _slots(self, epoch: int) -> NDArray[np.int64]:
+        """Returns the samples of an epoch's slots, int64 ``[S]``."""
+        size = self._micro_batch
+        shuffled = _permutation(len(self._buckets), self._seed, self._stream, epoch)
+        by_bucket = shuffled[np.argsort(self._buckets[shuffled], kind="stable")]
+        _, starts, counts = np.unique(self._buckets[by_bucket], return_index=True, return_counts=True)
+        num_batches = -(-counts // size)
+        first_slots = (np.cumsum(num_batches) - num_batches) * size
+        slots = np.full(self.num_slots, EMPTY, np.int64)
+        slots[np.arange(len(by_bucket)) + np.repeat(first_slots - starts, counts)] = by_bucket
+        batches = slots.reshape(-1, size)
+        order = _permutation(len(batches), self._seed, f"{self._stream}/batches", epoch)
+        return batches[order].reshape(-1)
+
+
+class _Epochs:
+    """Looks slots up in epochs and keeps the newest two: a global batch may straddle a boundary."""
+
+    def __init__(self, slots_of: Callable[[int], NDArray[np.int64]]) -> None:
+        self._slots_of = slots_of
+        self._kept: dict[int, NDArray[np.int64]] = {}
+
+    def at(self, slot: int, num_slots: int) -> int:
+        if slot < 0:
+            raise ValueError(f"A position counts samples from 0, but {slot} was asked for.")
+        epoch, offset = divmod(slot, num_slots)
+        if epoch not in self._kept:
+            self._kept = {kept: slots for kept, slots in self._kept.items() if abs(kept - epoch) == 1}
+            self._kept[epoch] = self._slots_of(epoch)
+        return int(self._kept[epoch][offset])
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_slots_of": self._slots_of, "_kept": {}}  # a worker makes its own
+
+
+def _refuse_none(num_samples: int) -> None:
+    if num_samples <= 0:
+        raise ValueError(f"An order needs at least one sample, but the data set has {num_samples}.")
+
+
+def _permutation(num_samples: int, seed: int, stream: str, epoch: int) -> NDArray[np.int64]:
+    return np.argsort(_raw_bits(seed, stream, epoch, num_samples), kind="stable")
 
 
 def _raw_bits(seed: int, stream: str, counter: int, size: int) -> NDArray[np.uint64]:

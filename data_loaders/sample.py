@@ -130,11 +130,12 @@ class RowName:
 
 @dataclass(frozen=True, slots=True)
 class DroppedRow:
-    """A row that cannot be used, and why."""
+    """A row that cannot be used: ``reason`` is short, to count by; ``message`` says more where more is known."""
 
     index: int
     name: RowName
     reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,22 @@ class CheckpointConfig:
 
 
 @dataclass
-class LevelWeights:
+class LevelConfig:
     """Share of each prompt level among training samples; any non-negative numbers with a positive sum."""
 
     superficial: float = 1.0
     intermediate: float = 0.0
     explicit: float = 0.0
+    mode: str = "draw"
+    """draw: each sample gets one level, drawn in proportion. each: an epoch has every row once at each level."""
+
+
+@dataclass
+class OrderConfig:
+    """Which samples follow each other."""
+
+    balance: str = "none"
+    """none: an epoch has every row once. law: laws take turns and are shown equally often; each has its own epochs."""
 
 
 @dataclass
@@ -105,8 +115,12 @@ class TrainConfig:
     """Steps between lines of metrics.jsonl; the loss is the mean since the last line."""
     best_metric: str | None = None
     """The metric whose tuned value names the best checkpoint, such as scenes/physics_acc; null: the newest."""
-    levels: LevelWeights = field(default_factory=LevelWeights)
+    levels: LevelConfig = field(default_factory=LevelConfig)
     """How often each prompt level is shown."""
+    order: OrderConfig = field(default_factory=OrderConfig)
+    """Which samples follow each other."""
+    max_dropped_share: float = 0.01
+    """Stop if more than this share of the rows cannot be used (dropped.jsonl names them); 0 stops at the first."""
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     """What trains."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -14,11 +14,14 @@ from typing import Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from physedit.data_loaders.loader import PositionedBatch
+from physedit.data_loaders.sample import DroppedRow
 from physedit.models.backbone import Backbone
+from physedit.train.dropped import DroppedRows
 from physedit.train.objective import LossTerms, Objective
 from physedit.train.optim import Schedule, set_learning_rate
 from physedit.train.rng import draw, dropout_stream
@@ -83,6 +86,7 @@ class Trainer:
     log_every: int
     max_grad_norm: float | None
     average: AdapterAverage | None
+    dropped: DroppedRows
     recent: "deque[_Step]" = field(default_factory=deque)
 
 
@@ -99,6 +103,7 @@ class _Share:
 
     sample_ids: tuple[str, ...]
     num_fitted: int
+    dropped: tuple[DroppedRow, ...]
     loss: Tensor
 
 
@@ -107,6 +112,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
 
     Raises:
         NonFiniteLoss: a loss or gradient is not finite; nothing after the last good checkpoint was saved.
+        TooManyDropped: more rows than the run allows cannot be used.
         Stopped: a signal arrived; a checkpoint of the current step was written first.
     """
     progress, seconds, num_samples = start, 0.0, 0
@@ -148,6 +154,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
 def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
     """Adds up the gradients of this rank's share of one global batch; its loss is a mean."""
     ids: list[str] = []
+    dropped: list[DroppedRow] = []
     num_fitted = 0
     total = torch.zeros((), device=trainer.accelerator.device)
     for micro_step in range(trainer.accumulation):
@@ -157,9 +164,11 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
             terms = forward(trainer, positioned)
             trainer.accelerator.backward(terms.loss / trainer.accumulation)
         total += terms.loss.detach() / trainer.accumulation
-        ids.extend(positioned.batch.sample_ids)
-        num_fitted += positioned.batch.num_targets_of_other_size
-    return _Share(tuple(ids), num_fitted, total)
+        batch = positioned.batch
+        ids.extend(name for name, weight in zip(batch.sample_ids, batch.weights, strict=True) if weight)
+        dropped.extend(positioned.dropped)
+        num_fitted += batch.num_targets_of_other_size
+    return _Share(tuple(ids), num_fitted, tuple(dropped), total)
 
 
 def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
@@ -172,11 +181,12 @@ def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
     conditioning = trainer.backbone.encode(positioned.batch)
     draws = draw(trainer.seed, positioned.positions, conditioning.target)
     with dropping_out(trainer, positioned.positions[0]):
-        return trainer.objective.loss(
+        terms = trainer.objective.loss(
             lambda noisy, sigma: trainer.backbone.velocity(trainer.denoiser, noisy, sigma, conditioning),
             conditioning,
             draws,
         )
+    return terms.weighted(positioned.batch.weights)
 
 
 def dropping_out(trainer: Trainer, position: int) -> AbstractContextManager[None]:
@@ -196,12 +206,16 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
 
     Raises:
         NonFiniteLoss: on every rank, because the gradient norm is the same on all of them.
+        TooManyDropped: on every rank, because all of them know all dropped rows.
     """
     recent = list(trainer.recent)
     trainer.recent.clear()
     losses = trainer.accelerator.reduce(torch.stack([entry.share.loss for entry in recent]), reduction="mean")
-    fitted = torch.tensor(sum(entry.share.num_fitted for entry in recent), device=losses.device)
-    num_fitted = int(trainer.accelerator.reduce(fitted, reduction="sum"))
+    mine = [sum(entry.share.num_fitted for entry in recent), sum(len(entry.share.dropped) for entry in recent)]
+    counts = trainer.accelerator.reduce(torch.tensor(mine, device=losses.device), reduction="sum")
+    num_fitted, num_dropped = map(int, counts.tolist())
+    if num_dropped:
+        trainer.dropped.add(gather_object([(entry.step, row) for entry in recent for row in entry.share.dropped]))
     norms = torch.stack([entry.grad_norm.to(losses.device) for entry in recent])
     for entry, loss, norm in zip(recent, losses.tolist(), norms.tolist(), strict=True):
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -221,4 +235,5 @@ def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
         "train/learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
         "train/samples": float(progress.position),
         "train/fitted_targets": float(progress.num_fitted),
+        "train/dropped": float(len(trainer.dropped)),
     }

@@ -30,7 +30,7 @@ def check(config: DictConfig) -> None:
     for hook, node in zip(build_hooks(config), (config.eval[name] for name in sorted(config.eval)), strict=True):
         if not _is_yet_to_be_written(config, node.get("benchmark")):
             hook.check()
-    if not _is_yet_to_be_written(config, config.data.get("path")):
+    if not any(_is_yet_to_be_written(config, path) for path in _paths_of(config.data)):
         check_levels(config, build_checked("data", config.data))
 
 
@@ -40,8 +40,7 @@ def check_levels(config: DictConfig, dataset: EditDataset) -> None:
     Raises:
         ConfigError: naming the levels that are lacking and those the data has.
     """
-    asked = [PromptLevel(str(name)) for name, weight in config.levels.items() if weight > 0]
-    lacking = [level for level in asked if level not in dataset.levels]
+    lacking = [level for level in PromptLevel if config.levels[level.value] > 0 and level not in dataset.levels]
     if lacking:
         has = ", ".join(sorted(dataset.levels))
         raise ConfigError(f"levels asks for {', '.join(lacking)} prompts, but the data has only: {has}.")
@@ -54,6 +53,11 @@ def _check_writable(folder: Path) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"The run folder {folder} cannot be made: {parent} is no folder that can be written.")
+
+
+def _paths_of(data: DictConfig) -> list[object]:
+    """Returns the paths that a data option, or the members of a mixture, read."""
+    return [data.get("path"), *(member.get("path") for member in (data.get("members") or {}).values())]
 
 
 def _is_yet_to_be_written(config: DictConfig, path: object) -> bool:

@@ -5,6 +5,7 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
+from physedit.data_loaders.sample import PromptLevel
 from physedit.models.backbone import LORA_PRESET_NAMES
 from physedit.train.config import ConfigError, suggestion
 
@@ -16,7 +17,10 @@ AT_LEAST = {
 ABOVE_ZERO = ("max_grad_norm", "adapter.alpha")
 LARGEST = 2**31 - 1
 AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
-ONE_OF = {"resume": ("auto", "never"), "device": ("auto", "cpu", "cuda")}
+ONE_OF = {
+    "resume": ("auto", "never"), "device": ("auto", "cpu", "cuda"), "levels.mode": ("draw", "each"),
+    "order.balance": ("none", "law"),
+}  # fmt: skip
 
 
 def check_rules(config: DictConfig) -> None:
@@ -39,15 +43,14 @@ def check_rules(config: DictConfig) -> None:
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(f"{key}={value} must be above 0, or null.")
     for key, known in ONE_OF.items():
-        if config[key] not in known:
-            raise ConfigError(
-                f"{key}={config[key]} is not known. Use {' or '.join(f'{key}={each}' for each in known)}."
-            )
+        value = OmegaConf.select(config, key)
+        if value not in known:
+            raise ConfigError(f"{key}={value} is not known. Use {' or '.join(f'{key}={each}' for each in known)}.")
     if config.ema_decay is not None and not 0 < config.ema_decay < 1:
         raise ConfigError(f"ema_decay={config.ema_decay} must lie between 0 and 1, or be null for none.")
-    weights = [float(value) for value in config.levels.values()]
-    if min(weights) < 0 or sum(weights) <= 0:
-        raise ConfigError(f"levels={dict(config.levels)} must be non-negative with a positive sum.")
+    if not 0 <= config.max_dropped_share <= 1:
+        raise ConfigError(f"max_dropped_share={config.max_dropped_share} must be a share: from 0 to 1.")
+    _check_levels(config)
     name = str(config.run_name)
     if (
         "/" in name
@@ -79,6 +82,17 @@ def batches_per_step(config: DictConfig, num_processes: int) -> int:
             f"or change micro_batch."
         )
     return int(config.global_batch) // at_once
+
+
+def _check_levels(config: DictConfig) -> None:
+    weights = [float(config.levels[level.value]) for level in PromptLevel]
+    if min(weights) < 0 or sum(weights) <= 0:
+        raise ConfigError(f"levels={dict(config.levels)} must be non-negative with a positive sum.")
+    if config.levels.mode == "each" and len({weight for weight in weights if weight}) > 1:
+        raise ConfigError(
+            f"levels.mode=each shows the levels equally often, but levels={dict(config.levels)} has unlike weights. "
+            f"Give each level 1 or 0, or use levels.mode=draw."
+        )
 
 
 def _check_numbers(key: str, value: object) -> None:

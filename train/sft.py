@@ -9,7 +9,8 @@ from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig, OmegaConf
 
 from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
-from physedit.data_loaders.sample import EditDataset, PromptLevel
+from physedit.data_loaders.sample import EditDataset
+from physedit.data_loaders.slots import RunPlan
 from physedit.eval_hooks.hook import EvalHook, EvalReport
 from physedit.models.backbone import Backbone
 from physedit.models.lora import load_state
@@ -17,9 +18,11 @@ from physedit.models.quantization import keep_from_broadcast
 from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.config import ConfigError
+from physedit.train.dropped import DroppedRows
 from physedit.train.events import Policy, RunEvents
 from physedit.train.loop import Stopped, Trainer, fit
 from physedit.train.optim import build_optimizer
+from physedit.train.order import build_plan, check_same_plan, unusable_rows, write_plan
 from physedit.train.preflight import check_levels
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
@@ -58,13 +61,19 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
         hook.check()
 
     backbone.to(accelerator.device)
-    trainer = build_trainer(config, accelerator, backbone, dataset, share)
+    plan = build_plan(config, accelerator, backbone, dataset)
+    trainer = build_trainer(config, accelerator, backbone, dataset, plan=plan, share=share)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     accelerator.wait_for_everyone()
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, OmegaConf.to_yaml(config, resolve=True))
-    start = restore(trainer, store)
     try:
+        start = restore(trainer, store)
+        check_same_plan(plan, folder, start.step)
+        if accelerator.is_main_process:
+            write_plan(plan, folder)
+        trainer.dropped.start(folder / "dropped.jsonl", start.step, accelerator)
+        trainer.dropped.add(unusable_rows(plan, dataset))
         return _run(config, trainer, store, hooks, start, stop)
     finally:
         if lock is not None:
@@ -73,7 +82,13 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
 
 
 def build_trainer(
-    config: DictConfig, accelerator: Accelerator, backbone: Backbone, dataset: EditDataset, share: Share
+    config: DictConfig,
+    accelerator: Accelerator,
+    backbone: Backbone,
+    dataset: EditDataset,
+    *,
+    plan: RunPlan,
+    share: Share,
 ) -> Trainer:
     """Returns everything the loop uses, at its start; the adapter is in place and on its device."""
     denoiser = backbone.denoiser
@@ -83,8 +98,7 @@ def build_trainer(
         return iter(
             TrainingBatches(
                 dataset,
-                seed=int(config.seed),
-                level_weights={PromptLevel(str(k)): float(v) for k, v in config.levels.items()},
+                plan,
                 share=share,
                 start_position=position,
                 stop_position=int(config.num_steps) * int(config.global_batch),
@@ -108,6 +122,7 @@ def build_trainer(
         log_every=int(config.log_every),
         max_grad_norm=config.max_grad_norm,
         average=None if config.ema_decay is None else AdapterAverage(denoiser, config.ema_decay),
+        dropped=DroppedRows(plan.num_rows, float(config.max_dropped_share)),
     )
 
 

@@ -5,46 +5,31 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from tests.support.plain_pairs import PlainPairs, plan_of
 
-from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
-from physedit.data_loaders.sample import DatasetRowError, EditSample, Origin, PromptLevel
+from physedit.data_loaders.loader import CHANGED, PositionedBatch, Share, TrainingBatches
+from physedit.data_loaders.problems import RowProblem
+from physedit.data_loaders.sample import DatasetRowError, EditSample, PromptLevel
+from physedit.data_loaders.slots import LevelMix
 
-LEVELS = {PromptLevel.SUPERFICIAL: 1.0, PromptLevel.EXPLICIT: 1.0}
-
-
-class Counted:
-    """Nine tiny pairs that carry their row in every field, and a list of the rows decoded in this process."""
-
-    levels = frozenset(PromptLevel)
-    max_references = 0
-
-    def __init__(self, broken: int | None = None) -> None:
-        self.decoded: list[int] = []
-        self.broken = broken
-
-    def __len__(self) -> int:
-        return 9
-
-    def sample(self, index: int, level: PromptLevel) -> EditSample:
-        self.decoded.append(index)
-        if index == self.broken:
-            raise DatasetRowError(f"row {index} is broken")
-        picture = torch.full((3, 2, 2), index, dtype=torch.uint8)
-        return EditSample(
-            f"row:{index}", picture, picture + 100, f"{level} {index}", None, None, level, Origin("f", index)
-        )
+LEVELS = LevelMix({PromptLevel.SUPERFICIAL: 1.0, PromptLevel.EXPLICIT: 1.0})
 
 
-def batches(dataset: Counted, share: Share, **options: int) -> TrainingBatches:
-    return TrainingBatches(dataset, seed=4, level_weights=LEVELS, share=share, **options)
+def batches(dataset: PlainPairs, share: Share, folder: Path | None = None, **options: int) -> TrainingBatches:
+    with TemporaryDirectory() as made:
+        plan = plan_of(dataset, folder or Path(made), levels=LEVELS, micro_batch=share.micro_batch)
+    return TrainingBatches(dataset, plan, share=share, **options)
 
 
-def take(dataset: Counted, share: Share, num_steps: int, **options: int) -> list[list[PositionedBatch]]:
+def take(dataset: PlainPairs, share: Share, num_steps: int, **options: int) -> list[list[PositionedBatch]]:
     """The micro batches of each optimizer step."""
     stream = iter(batches(dataset, share, **options))
     return [list(itertools.islice(stream, share.accumulation)) for _ in range(num_steps)]
@@ -62,18 +47,18 @@ def contents(micro_batches: list[PositionedBatch]) -> list[tuple[int, str, str]]
 def test_any_split_of_the_global_batch_trains_on_the_same_samples(
     world: int, accumulation: int, micro_batch: int
 ) -> None:
-    whole = [contents(step) for step in take(Counted(), Share(16), 3)]
-    ranks = [take(Counted(), Share(micro_batch, accumulation, rank, world), 3) for rank in range(world)]
+    whole = [contents(step) for step in take(PlainPairs(), Share(16), 3)]
+    ranks = [take(PlainPairs(), Share(micro_batch, accumulation, rank, world), 3) for rank in range(world)]
     split = [contents([micro for rank in ranks for micro in rank[step]]) for step in range(3)]
     assert split == whole
     assert [position for step in whole for position, _, _ in step] == list(range(48))
 
 
 def test_picture_instruction_and_id_of_a_sample_stay_together_over_epochs() -> None:
-    for step in take(Counted(), Share(2, 1, 1, 2), 20):
+    for step in take(PlainPairs(), Share(2, 1, 1, 2), 20):
         for micro in step:
             for i, sample_id in enumerate(micro.batch.sample_ids):
-                row = int(sample_id.removeprefix("row:"))
+                row = int(sample_id.removeprefix("plain:"))
                 assert micro.batch.sources[i].unique().tolist() == [row]
                 assert micro.batch.targets[i].unique().tolist() == [row + 100]
                 assert micro.batch.instructions[i].endswith(f" {row}")
@@ -81,19 +66,19 @@ def test_picture_instruction_and_id_of_a_sample_stay_together_over_epochs() -> N
 
 def test_start_in_the_middle_equals_the_rest_of_the_run() -> None:
     share = Share(2, 2)
-    whole = take(Counted(), share, 6)
-    rest = take(Counted(), share, 4, start_position=8)
+    whole = take(PlainPairs(), share, 6)
+    rest = take(PlainPairs(), share, 4, start_position=8)
     assert [contents(step) for step in rest] == [contents(step) for step in whole[2:]]
 
 
 def test_start_in_the_middle_decodes_nothing_before_it() -> None:
-    dataset = Counted()
+    dataset = PlainPairs()
     next(iter(batches(dataset, Share(2), start_position=1_000_000)))
     assert len(dataset.decoded) == 2
 
 
 def test_stop_position_ends_the_run_and_nothing_beyond_is_decoded() -> None:
-    dataset = Counted()
+    dataset = PlainPairs()
     for rank in (0, 1):
         positions = [b.positions for b in batches(dataset, Share(2, 2, rank, 2), stop_position=16)]
         assert positions == [(2 * rank + 4 * i, 2 * rank + 4 * i + 1) for i in range(4)]
@@ -101,8 +86,8 @@ def test_stop_position_ends_the_run_and_nothing_beyond_is_decoded() -> None:
 
 
 def test_worker_processes_yield_the_same_batches() -> None:
-    alone = list(batches(Counted(), Share(3), stop_position=12))
-    helped = list(batches(Counted(), Share(3), stop_position=12, num_workers=2))
+    alone = list(batches(PlainPairs(), Share(3), stop_position=12))
+    helped = list(batches(PlainPairs(), Share(3), stop_position=12, num_workers=2))
     assert [contents([b]) for b in helped] == [contents([b]) for b in alone]
     assert all(
         torch.equal(torch.stack(a.batch.sources), torch.stack(b.batch.sources))
@@ -113,11 +98,11 @@ def test_worker_processes_yield_the_same_batches() -> None:
 def test_reading_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    list(batches(Counted(), Share(3), stop_position=9))
+    list(batches(PlainPairs(), Share(3), stop_position=9))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class Unequal(Counted):
+class Unequal(PlainPairs):
     """Every other row has a reference."""
 
     def sample(self, index: int, level: PromptLevel) -> EditSample:
@@ -126,22 +111,117 @@ class Unequal(Counted):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [(Counted(broken=3), "row 3 is broken"), (Unequal(), "A batch needs pairs with equally many references")],
-)
-def test_broken_row_stops_the_run_with_its_name_and_nothing_else(
-    dataset: Counted, message: str, num_workers: int
-) -> None:
-    with pytest.raises(DatasetRowError, match=message) as error:
-        list(batches(dataset, Share(3), stop_position=9, num_workers=num_workers))
+def test_rows_that_cannot_be_joined_stop_the_run_with_their_names_and_nothing_else(num_workers: int) -> None:
+    with pytest.raises(DatasetRowError, match="A batch needs pairs with equally many references") as error:
+        list(batches(Unequal(), Share(3), stop_position=9, num_workers=num_workers))
     assert len(str(error.value).splitlines()) == 1
+
+
+def real(stream: Iterable[PositionedBatch]) -> list[tuple[str, int]]:
+    """Id and colour of every sample that counts."""
+    return [
+        (name, int(source.unique()))
+        for positioned in stream
+        for name, source, weight in zip(
+            positioned.batch.sample_ids, positioned.batch.sources, positioned.batch.weights, strict=True
+        )
+        if weight
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("micro_batch", [1, 2, 5])
+def test_broken_row_is_counted_by_name_and_the_other_nine_arrive_once(num_workers: int, micro_batch: int) -> None:
+    dataset = PlainPairs(10, broken=frozenset({3}))
+    read = list(batches(dataset, Share(micro_batch), stop_position=10, num_workers=num_workers))
+    assert sorted(real(read)) == [(f"plain:{row}", row) for row in range(10) if row != 3]
+    (dropped,) = [row for positioned in read for row in positioned.dropped]
+    assert (dropped.index, dropped.name.sample_id, dropped.reason) == (3, "plain:3", RowProblem.DAMAGED)
+    assert "plain.parquet, row 3" in dropped.message
+    assert [len(positioned.batch) for positioned in read] == [micro_batch] * (10 // micro_batch)
+
+
+def test_stand_in_of_a_broken_row_is_another_picture_of_its_micro_batch_with_weight_zero() -> None:
+    read = list(batches(PlainPairs(10, broken=frozenset({3})), Share(5), stop_position=10))
+    (batch,) = [positioned.batch for positioned in read if positioned.dropped]
+    place = batch.weights.index(0.0)
+    others = [int(source.unique()) for i, source in enumerate(batch.sources) if i != place]
+    assert batch.sample_ids[place] == "nothing for plain:3"
+    assert int(batch.sources[place].unique()) in others
+    assert sum(batch.weights) == 4.0
+
+
+def test_micro_batch_of_a_broken_row_alone_is_black_and_of_its_size() -> None:
+    dataset = PlainPairs(
+        3, sizes=[(4, 6), (8, 2), (2, 2)], target_sizes=[(2, 3), (8, 2), (2, 2)], broken=frozenset({0})
+    )
+    (batch,) = [p.batch for p in batches(dataset, Share(1), stop_position=3) if p.dropped]
+    assert [tuple(picture.shape) for picture in (*batch.sources, *batch.targets)] == [(3, 4, 6), (3, 2, 3)]
+    assert batch.weights == (0.0,)
+    assert batch.num_targets_of_other_size == 0
+    assert not batch.sources[0].any()
+
+
+def test_empty_slots_of_a_bucket_have_no_weight_and_no_dropped_row() -> None:
+    dataset = PlainPairs(9, sizes=[(2, 2), (2, 2), (4, 2)])
+    read = list(batches(dataset, Share(4), stop_position=12))
+    assert sorted(real(read)) == [(f"plain:{row}", row) for row in range(9)]
+    assert sum(batch.batch.weights.count(0.0) for batch in read) == 3
+    assert not any(positioned.dropped for positioned in read)
+    for positioned in read:
+        assert len({picture.shape for picture in positioned.batch.sources}) == 1
+
+
+def test_picture_that_changed_after_the_index_was_made_is_dropped(tmp_path: Path) -> None:
+    plan = plan_of(PlainPairs(4), tmp_path)
+    larger = PlainPairs(4, sizes=[(2, 2), (2, 2), (3, 2), (2, 2)])
+    read = list(TrainingBatches(larger, plan, share=Share(2), stop_position=4))
+    assert [(row.index, row.reason) for p in read for row in p.dropped] == [(2, CHANGED)]
+    assert sorted(real(read)) == [("plain:0", 0), ("plain:1", 1), ("plain:3", 3)]
+
+
+MIXED_SIZES = [(2, 2)] * 31 + [(4, 2)] * 4 + [(2, 4)] * 4 + [(6, 2)] * 4 + [(2, 6)] * 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("sizes", "num_slots"), [([(2, 2)], 45), (MIXED_SIZES, 54)])
+def test_two_epochs_over_any_ranks_cover_every_sample_twice(
+    world: int, sizes: list[tuple[int, int]], num_slots: int
+) -> None:
+    dataset = PlainPairs(45, sizes=sizes)
+    ranks = [list(batches(dataset, Share(3, 1, rank, world), stop_position=2 * num_slots)) for rank in range(world)]
+    assert Counter(real(p for rank in ranks for p in rank)) == {(f"plain:{row}", row): 2 for row in range(45)}
+    assert [len(rank) for rank in ranks] == [2 * num_slots // (3 * world)] * world
+
+
+def test_order_does_not_depend_on_the_number_of_ranks() -> None:
+    dataset = PlainPairs(30, sizes=[(2, 2), (4, 2), (2, 6)])
+    alone = contents(list(batches(dataset, Share(2, 6), stop_position=72)))
+    for world in (2, 3, 6):
+        ranks = [list(batches(dataset, Share(2, 6 // world, rank, world), stop_position=72)) for rank in range(world)]
+        assert contents([micro for rank in ranks for micro in rank]) == alone
+
+
+def test_resume_decodes_at_most_one_micro_batch_and_what_the_workers_fetch_ahead() -> None:
+    dataset = PlainPairs(60, sizes=[(2, 2), (4, 2), (2, 6)])
+    stream = iter(batches(dataset, Share(4), start_position=4000))
+    assert next(stream).positions == (4000, 4001, 4002, 4003)
+    assert len(dataset.decoded) <= 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("sizes", [[(2, 2)], [(2, 2), (4, 2), (2, 2), (2, 6), (2, 2)]])
+def test_resume_in_a_later_epoch_goes_on_as_the_whole_run(num_workers: int, sizes: list[tuple[int, int]]) -> None:
+    dataset = PlainPairs(32, sizes=sizes)
+    whole = list(batches(dataset, Share(4), stop_position=120))
+    rest = list(batches(dataset, Share(4), start_position=44, stop_position=120, num_workers=num_workers))
+    assert [contents([p]) for p in rest] == [contents([p]) for p in whole[11:]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_worker_goes_on_when_the_process_group_is_told_to_stop(number: signal.Signals) -> None:
     others = set(multiprocessing.active_children())
-    stream = iter(batches(Counted(), Share(1), stop_position=30, num_workers=1))
+    stream = iter(batches(PlainPairs(), Share(1), stop_position=30, num_workers=1))
     first = next(stream)
     (worker,) = set(multiprocessing.active_children()) - others
     assert worker.pid is not None
@@ -154,9 +234,9 @@ START_READING = """
 import os, sys
 sys.path[:0] = {path!r}
 from multiprocessing import active_children
-from tests.data_loaders.test_loader import Counted, Share, batches
+from tests.data_loaders.test_loader import PlainPairs, Share, batches
 
-stream = iter(batches(Counted(), Share(1), num_workers=1))
+stream = iter(batches(PlainPairs(), Share(1), num_workers=1))
 next(stream)
 os.write(1, f"{{active_children()[0].pid}} ".encode())
 """
@@ -196,7 +276,7 @@ def is_gone(process: int, within_s: int = 0) -> bool:
 
 
 def test_level_that_the_data_lacks_is_refused() -> None:
-    dataset = Counted()
+    dataset = PlainPairs()
     dataset.levels = frozenset({PromptLevel.EXPLICIT})
     with pytest.raises(ValueError, match=r"superficial have a weight.*only explicit"):
         batches(dataset, Share(1))
@@ -205,7 +285,7 @@ def test_level_that_the_data_lacks_is_refused() -> None:
 @pytest.mark.parametrize(("start", "stop"), [(-4, None), (0, 6), (8, 4)])
 def test_positions_that_are_no_whole_steps_are_refused(start: int, stop: int | None) -> None:
     with pytest.raises(ValueError, match="no whole number of optimizer steps of 4"):
-        batches(Counted(), Share(4), start_position=start, stop_position=stop)
+        batches(PlainPairs(), Share(4), start_position=start, stop_position=stop)
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 2, 2), (1, 1, -1, 2)])

@@ -1,8 +1,10 @@
+import pickle
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from physedit.data_loaders.order import level_at, sample_index
+from physedit.data_loaders.order import EMPTY, BucketEpochs, PlainEpochs, level_at
 from physedit.data_loaders.sample import PromptLevel
 
 GOLDEN_ROWS = [8, 4, 6, 2, 7, 0, 5, 9, 1, 3, 2, 3]
@@ -12,14 +14,15 @@ EVEN = dict.fromkeys(PromptLevel, 1.0)
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_each_epoch_covers_the_set_once(epoch: int) -> None:
-    rows = [sample_index(position, 101, seed=3) for position in range(101 * epoch, 101 * (epoch + 1))]
+    order = PlainEpochs(101, seed=3, stream="order")
+    rows = [order.at(position) for position in range(101 * epoch, 101 * (epoch + 1))]
     assert sorted(rows) == list(range(101))
     assert rows != sorted(rows)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {
-        (seed, epoch): tuple(sample_index(50 * epoch + i, 50, seed) for i in range(50))
+        (seed, epoch): tuple(PlainEpochs(50, seed=seed, stream="order").at(50 * epoch + i) for i in range(50))
         for seed in (1, 2)
         for epoch in (0, 1)
     }
@@ -28,7 +31,8 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 def test_order_is_that_of_earlier_versions() -> None:
     """A run resumed under a newer release must go on with the same samples."""
-    assert [sample_index(i, 10, seed=0) for i in range(12)] == GOLDEN_ROWS
+    order = PlainEpochs(10, seed=0, stream="order")
+    assert [order.at(i) for i in range(12)] == GOLDEN_ROWS
     assert [level_at(i, EVEN, seed=0).value[0] for i in range(12)] == list(GOLDEN_LEVELS)
 
 
@@ -53,8 +57,51 @@ def test_weights_that_cannot_be_drawn_from_are_refused(weights: dict[PromptLevel
         level_at(0, weights, seed=0)
 
 
+BUCKETS = np.array([0] * 13 + [1] * 5 + [2] * 4 + [0], np.int32)
+
+
+def bucket_epochs(seed: int = 3) -> BucketEpochs:
+    return BucketEpochs(BUCKETS, micro_batch=4, seed=seed, stream="order")
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_each_epoch_of_buckets_covers_the_set_once_and_no_micro_batch_is_mixed_or_empty(epoch: int) -> None:
+    order = bucket_epochs()
+    assert order.num_slots == 4 * (4 + 2 + 1)
+    slots = [order.at(slot) for slot in range(epoch * order.num_slots, (epoch + 1) * order.num_slots)]
+    assert sorted(sample for sample in slots if sample != EMPTY) == list(range(len(BUCKETS)))
+    for first in range(0, len(slots), 4):
+        kinds = {BUCKETS[sample] for sample in slots[first : first + 4] if sample != EMPTY}
+        assert len(kinds) == 1
+
+
+def test_micro_batches_of_an_epoch_are_shuffled_over_buckets() -> None:
+    order = bucket_epochs()
+    kinds = [
+        [int(BUCKETS[order.at(28 * epoch + 4 * batch)]) for batch in range(7)] for epoch in range(20)
+    ]  # the first slot of a micro batch is never empty
+    assert len({tuple(each) for each in kinds}) > 10
+    assert all(each != sorted(each) for each in kinds[:1])
+
+
+def test_rows_of_a_bucket_meet_other_rows_in_another_epoch() -> None:
+    order = bucket_epochs()
+
+    def groups(epoch: int) -> set[frozenset[int]]:
+        return {frozenset(order.at(28 * epoch + 4 * b + i) for i in range(4)) for b in range(7)}
+
+    assert len(groups(0) & groups(1)) <= 1  # the bucket of exactly four rows stays one micro batch
+
+
+def test_lookups_do_not_depend_on_what_was_looked_up_before() -> None:
+    forward = [bucket_epochs().at(slot) for slot in range(80)]
+    order = bucket_epochs()
+    assert [order.at(slot) for slot in reversed(range(80))] == forward[::-1]
+    assert [pickle.loads(pickle.dumps(order)).at(slot) for slot in range(80)] == forward
+
+
 def test_empty_set_and_negative_position_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
-        sample_index(0, 0, seed=0)
+        PlainEpochs(0, seed=0, stream="order")
     with pytest.raises(ValueError, match="-1"):
-        sample_index(-1, 5, seed=0)
+        PlainEpochs(5, seed=0, stream="order").at(-1)

@@ -1,0 +1,111 @@
+"""The order of a run from its config: size index, buckets and plan."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+from accelerate import Accelerator
+from omegaconf import DictConfig
+
+from physedit.data_loaders.buckets import find_buckets
+from physedit.data_loaders.mixture import members_of
+from physedit.data_loaders.sample import DroppedRow, EditDataset, PromptLevel
+from physedit.data_loaders.size_index import SizeIndex
+from physedit.data_loaders.slots import LevelMix, RunPlan
+from physedit.eval_hooks.files import read_json, write_json
+from physedit.models.backbone import Backbone
+from physedit.train.config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PLAN_FILE = "order.json"
+
+
+def build_plan(config: DictConfig, accelerator: Accelerator, backbone: Backbone, dataset: EditDataset) -> RunPlan:
+    """Returns the plan of the run; all ranks call it, and the first makes the size index if there is none.
+
+    Raises:
+        ConfigError: the data cannot be ordered as the config asks.
+    """
+    with accelerator.main_process_first():
+        index = SizeIndex.of(dataset, size_indexes_of(config), num_workers=int(config.num_workers))
+    weights = {level: float(config.levels[level.value]) for level in PromptLevel}
+    try:
+        plan = RunPlan(
+            index,
+            find_buckets(index.rows["source"], backbone.sizes_of),
+            members_of(dataset),
+            seed=int(config.seed),
+            levels=LevelMix(weights, config.levels.mode),
+            micro_batch=int(config.micro_batch),
+            balance=config.order.balance,
+        )
+    except ValueError as error:
+        raise ConfigError(f"data: {error}") from error
+    _describe(plan)
+    return plan
+
+
+def size_indexes_of(config: DictConfig) -> Path:
+    """Returns the folder of size indexes that all runs below ``output_root`` share."""
+    return Path(str(config.output_root)) / "size_index"
+
+
+def unusable_rows(plan: RunPlan, dataset: EditDataset) -> list[tuple[int, DroppedRow]]:
+    """Returns the rows that are dropped at the start, as found at step 0."""
+    return [(0, DroppedRow(row, dataset.name(row), reason, reason)) for row, reason in plan.unusable]
+
+
+def check_same_plan(plan: RunPlan, folder: Path, step: int) -> None:
+    """Makes sure that a resumed run goes on with the samples it began with.
+
+    Args:
+        plan: of this run.
+        folder: the run folder.
+        step: where the run goes on; 0 is a new run.
+
+    Raises:
+        ConfigError: its rows, their sizes or its micro batches are not those it began with.
+    """
+    path = folder / PLAN_FILE
+    if step == 0 or not path.exists():
+        return
+    before, now = read_json(path), _identity(plan)
+    if before["order"] != now["order"]:
+        changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
+        raise ConfigError(
+            f"The run in {folder} would go on with other samples than it began with ({'; '.join(changed)}): the data "
+            f"has changed or, with pictures of several sizes, micro_batch. Put back what was changed, or choose "
+            f"another run_name."
+        )
+
+
+def write_plan(plan: RunPlan, folder: Path) -> None:
+    """Writes ``order.json``, which ``check_same_plan`` reads. Rank 0 calls it."""
+    write_json(folder / PLAN_FILE, _identity(plan))
+
+
+def _identity(plan: RunPlan) -> dict[str, object]:
+    return {
+        "order": plan.digest,
+        "rows_in_use": plan.num_usable,
+        "sizes": plan.num_buckets,
+        "read_at_once": plan.unit,
+        "samples_an_epoch": plan.num_samples,
+        "empty_slots_an_epoch": plan.num_empty,
+    }
+
+
+def _describe(plan: RunPlan) -> None:
+    counts = Counter(reason for _, reason in plan.unusable)
+    for reason, count in counts.most_common():
+        logger.warning("%d of %d rows are dropped: %s.", count, plan.num_rows, reason)
+    if plan.num_fitted:
+        logger.info("%d targets are not of their source's size and will be fitted to it.", plan.num_fitted)
+    if plan.num_buckets > 1:
+        logger.info(
+            "Pictures of %d sizes: an epoch has %d samples and %d empty slots.",
+            plan.num_buckets,
+            plan.num_samples,
+            plan.num_empty,
+        )
