@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from physedit.models.loading import freeze, modules_of, read_pipeline
 from physedit.models.quantization import Quantization
@@ -98,5 +99,6 @@ def _random_tiny_pipeline(dtype: torch.dtype) -> "FluxKontextPipeline":
 
     pipeline = build_random_tiny(_RANDOM_TINY_SEED)
     for part in modules_of(pipeline).values():
-        part.to(dtype)
+        # The classes' own ``to`` warns of parts to be kept in float32, of which these have none.
+        nn.Module.to(part, dtype)
     return pipeline
