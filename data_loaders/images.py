@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 def decode_rgb(data: bytes, origin: Origin) -> Tensor:
-    """Decodes a stored picture to uint8 RGB ``[3, H, W]`` by the rules of this module.
+    """Decodes a stored picture to uint8 RGB ``[3, H, W]`` by the rules of this module; pure.
 
     Raises:
         DatasetRowError: no picture, a truncated one, one above ``MAX_PIXELS``, or a floating-point one.
@@ -124,7 +124,7 @@ def _attempt(step: Callable[[], _T], problem: RowProblem, origin: Origin, num_by
     except Exception as error:
         is_bomb = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning)
         # Pillow names the buffer in memory, which tells nothing.
-        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)
+        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
         raise DatasetRowError(
             f"The picture in {origin} ({num_bytes} bytes) cannot be decoded: {reason}. Replace it or drop the row.",
             reason=RowProblem.TOO_LARGE if is_bomb else problem,

@@ -1,106 +1,163 @@
-"""Rows of a folder of picture files with a metadata.csv or metadata.jsonl beside them."""
+"""Rows of a table in CSV or JSON lines whose picture columns hold file names."""
 
 import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from physedit.data_loaders.problems import RowProblem
+from physedit.data_loaders.rows import PictureFile, digest, row_name, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, Origin
 from physedit.data_loaders.tables import require_columns
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv")
+TABLE_ENDINGS = (".jsonl", ".csv")
+
+# A byte that is no UTF-8 is carried through the parser as one of these, so that its row alone is refused.
+_ESCAPES = range(0xDC80, 0xDD00)
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A line that gives no row."""
+
+    message: str
+    problem: RowProblem
+
+    def error(self) -> DatasetRowError:
+        return DatasetRowError(self.message, reason=self.problem)
+
+
+_Line = tuple[int, dict[str, object] | _Broken]
 
 
 class MetadataRows:
-    """Random access to the rows of a metadata file; a picture column holds file names relative to the folder."""
+    """Random access to the rows of a table; file names are exact and relative to a folder, or absolute.
+
+    The table is held in memory; picture files are not touched before their row is. A line that cannot be read is a row
+    that says so, and leaves its neighbours as they are.
+    """
 
     def __init__(
-        self, file: Path, *, columns: Sequence[str], pictures: Sequence[str], optional: Sequence[str] = ()
+        self, file: Path, *, texts: Sequence[str], pictures: Sequence[str], folder: Path | None = None
     ) -> None:
-        """Reads the metadata and makes sure that every picture file is there under its exact name.
+        """Reads the table.
 
         Args:
-            file: ``metadata.csv`` or ``metadata.jsonl``, UTF-8.
-            columns: every column that rows must have, with the picture columns.
-            pictures: those of ``columns`` that hold file names.
-            optional: those of ``pictures`` whose cells may be empty.
+            file: ``.csv`` or ``.jsonl``, UTF-8.
+            texts: text columns.
+            pictures: columns that hold file names.
+            folder: where these start; None for the folder of ``file``.
 
         Raises:
-            DatasetLayoutError: a column is missing, or a picture file; the message names row and file.
-            DatasetRowError: a line is no UTF-8 or no JSON object.
+            DatasetLayoutError: no row has a column, or the file is UTF-16.
+            DatasetRowError: no line gives a row; the first one's error.
         """
         self._file = file
-        self._pictures = frozenset(pictures)
-        self._optional = frozenset(optional)
-        lines = _decoded_lines(file)
-        self._rows = _csv_rows(lines) if file.suffix == ".csv" else _json_rows(file, lines)
-        for index, row in enumerate(self._rows):
-            self._check_row(index, row, columns)
+        self._folder = file.parent if folder is None else folder
+        self._pictures = tuple(pictures)
+        columns = (*texts, *pictures)
+        data = file.read_bytes()
+        if data.startswith(_UTF16_MARKS):
+            raise DatasetLayoutError(f"{file} is UTF-16. Save it as UTF-8.")
+        found: dict[str, None] = {}
+        self._rows: list[tuple[object, ...] | _Broken] = []
+        for number, row in _csv_rows(file, data) if file.suffix == ".csv" else _json_rows(file, data):
+            if isinstance(row, _Broken):
+                self._rows.append(row)
+                continue
+            found.update(dict.fromkeys(row))
+            cells = tuple(row.get(name) for name in columns)
+            self._rows.append(_not_utf8(file, number, columns, cells) or cells)
+        if self._rows and not found and isinstance(self._rows[0], _Broken):
+            raise self._rows[0].error()
+        if self._rows:
+            require_columns(str(file), found, columns)
+        self._columns = columns
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def row(self, index: int) -> Mapping[str, object]:
-        """Returns the columns of row ``index``, pictures as bytes."""
-        row = self._rows[index]
-        return {name: self._read(name, cell, index) for name, cell in row.items()}
+        """Returns the columns of row ``index``.
+
+        Raises:
+            DatasetRowError: the line cannot be read.
+        """
+        cells = self._rows[index]
+        if isinstance(cells, _Broken):
+            raise cells.error()
+        row = dict(zip(self._columns, cells, strict=True))
+        for column in self._pictures:
+            name = row[column]
+            if isinstance(name, str):
+                named_by = f"Column '{column}' in {self.origin(index)}"
+                row[column] = PictureFile(self._folder / name, named_by) if name else None
+        return row
 
     def texts(self, column: str) -> Sequence[object]:
         """Returns one column of all rows."""
-        return [row[column] for row in self._rows]
+        place = self._columns.index(column)
+        return [None if isinstance(cells, _Broken) else cells[place] for cells in self._rows]
 
     def origin(self, index: int) -> Origin:
-        """Returns the metadata file and the number of the row in it, from 0."""
+        """Returns the table and the number of the row in it, from 0."""
         return Origin(str(self._file), index)
 
-    def _check_row(self, index: int, row: Mapping[str, object], columns: Sequence[str]) -> None:
-        require_columns(str(self.origin(index)), row, columns)
-        for name in self._pictures:
-            if name in self._optional and not row[name]:
-                continue
-            path = self._file.parent / str(row[name])
-            if not path.is_file():
-                raise DatasetLayoutError(
-                    f"Column '{name}' in {self.origin(index)} names the picture '{row[name]}', but there is no file "
-                    f"{path}. Names must be exact and relative to {self._file.parent}."
+    def name(self, index: int) -> str:
+        """Returns the table's name and the number of the row."""
+        return row_name(self.origin(index))
+
+    def fingerprint(self) -> str:
+        """Names the table and every picture file in it by name, size and time."""
+        names = {str(name): None for column in self._pictures for name in self.texts(column) if name}
+        return digest(["table", stamp(self._file), *(f"{name} {stamp(self._folder / name)}" for name in names)])
+
+
+def _not_utf8(file: Path, number: int, columns: Sequence[str], cells: Sequence[object]) -> _Broken | None:
+    for column, cell in zip(columns, cells, strict=True):
+        for sign in cell if isinstance(cell, str) else ():
+            if ord(sign) in _ESCAPES:
+                shown = f"byte 0x{ord(sign) - 0xDC00:02x} in column '{column}'"
+                return _Broken(
+                    f"Line {number} of {file} is not UTF-8: {shown}. Save the file as UTF-8.", RowProblem.NOT_UTF8
                 )
-
-    def _read(self, name: str, cell: object, index: int) -> object:
-        if name not in self._pictures:
-            return cell
-        if name in self._optional and not cell:
-            return None
-        path = self._file.parent / str(cell)
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise DatasetRowError(f"The picture {path} of {self.origin(index)} cannot be read: {error}.") from error
+    return None
 
 
-def _decoded_lines(file: Path) -> list[str]:
-    lines = []
-    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
-        try:
-            lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            raise DatasetRowError(f"Line {number} of {file} is not UTF-8: {error}. Save the file as UTF-8.") from error
-    return lines
+def _csv_rows(file: Path, data: bytes) -> Iterator[_Line]:
+    text = data.decode("utf-8-sig", "surrogateescape")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    for row in _without_csv_errors(file, reader):
+        if None in row:
+            message = f"Line {reader.line_num} of {file} has more cells than the header. Quote cells that hold commas."
+            yield reader.line_num, _Broken(message, RowProblem.NO_ROW)
+        else:
+            yield reader.line_num, {str(name): cell for name, cell in row.items()}
 
 
-def _csv_rows(lines: Sequence[str]) -> list[dict[str, object]]:
-    return [dict(row) for row in csv.DictReader(lines)]
+def _without_csv_errors(file: Path, reader: "csv.DictReader[str]") -> Iterable[dict[str | None, object]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DatasetLayoutError(f"Line {reader.line_num} of {file} cannot be read as CSV: {error}.") from error
 
 
-def _json_rows(file: Path, lines: Sequence[str]) -> list[dict[str, object]]:
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+def _json_rows(file: Path, data: bytes) -> Iterator[_Line]:
+    # Lines of bytes: text would also be split at signs such as U+2028, which JSON allows in a string.
+    for number, line in enumerate(data.splitlines(), start=1):
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+        if not text.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DatasetRowError(f"Line {number} of {file} is not JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise DatasetRowError(f"Line {number} of {file} is no JSON object.")
-        rows.append(row)
-    return rows
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield number, _Broken(f"Line {number} of {file} is not JSON: {error}.", RowProblem.NO_ROW)
+            continue
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            yield number, _Broken(f"Line {number} of {file} is no JSON object.", RowProblem.NO_ROW)

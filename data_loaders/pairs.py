@@ -1,16 +1,16 @@
 """Edit pairs from any table whose columns the config names."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from physedit.data_loaders.metadata_rows import METADATA_FILES, MetadataRows
-from physedit.data_loaders.reader import PairColumns, PairReader, Rows
-from physedit.data_loaders.sample import EditSample, PromptLevel
-from physedit.data_loaders.tables import ParquetRows, find_parquet_files, parquet_columns, require_columns
+from physedit.data_loaders.layouts import open_pairs
+from physedit.data_loaders.reader import PairReader
+from physedit.data_loaders.rows import PairColumns
+from physedit.data_loaders.sample import EditSample, PromptLevel, RowHeader, RowName, StoredPair
+from physedit.data_loaders.selection import Selection, Split
 
 
 class Pairs:
-    """An ``EditDataset`` over parquet files, or over a folder with ``metadata.csv`` or ``metadata.jsonl``."""
+    """An ``EditDataset`` over parquet, a table beside picture files, a saved data set, tar shards or a hub set."""
 
     def __init__(
         self,
@@ -23,12 +23,21 @@ class Pairs:
         law: str | None = None,
         operation: str | None = None,
         references: Sequence[str] = (),
+        folder: str | None = None,
+        streaming: bool = False,
+        laws: Sequence[str] | None = None,
+        operations: Sequence[str] | None = None,
+        split: Split = "all",
+        heldout_share: float = 0.0,
+        group: str | None = None,
         limit: int | None = None,
+        min_side_px: int = 1,
     ) -> None:
         """Opens the table under ``path``. No column has a default: a swapped pair would train without a word.
 
         Args:
-            path: a folder with a metadata file or ``train-*.parquet`` files, or one parquet file.
+            path: a folder with a metadata file, ``train-*.parquet`` files, tar shards or a set saved to disk; one file
+                of these kinds; or ``hf://datasets/OWNER/NAME@REVISION``, which is downloaded once.
             source: column of the pictures before the edit.
             target: column of the pictures after it.
             instruction: column of the instructions.
@@ -36,20 +45,35 @@ class Pairs:
             law: column of the physical law, or None.
             operation: column of the edit operation, or None.
             references: columns of further pictures that go to the editor beside the source; empty cells are none.
+            folder: where the file names of a ``.csv`` or ``.jsonl`` table start; None for the table's folder.
+            streaming: read parquet files where they lie instead of copying them; slow in a shuffled order.
+            laws: use rows of these laws; None for all.
+            operations: use rows of these operations; None for all.
+            split: ``train`` or ``heldout`` of a split by hash, or ``all``.
+            heldout_share: the part of the rows that is held out.
+            group: column whose equal values stay on one side of the split; None: the source picture's bytes decide.
             limit: use this many rows, evenly spaced; None for all.
+            min_side_px: refuse rows with a smaller source or target.
 
         Raises:
-            DatasetLayoutError: no table there, or a column or picture file is missing.
-            DatasetRowError: an instruction is missing or blank.
-            ValueError: an unknown level, one column named twice, no rows, or a limit that makes no sense.
+            DatasetLayoutError: no table there, no rows, or a column is missing.
+            DatasetRowError: a table without a line that can be read.
+            ValueError: an unknown level, one column named twice, a law or operation that no row has, no row left, or
+                settings that make no sense.
         """
-        further = tuple(references)
-        columns = PairColumns(source, target, {_known_level(level): instruction}, law, operation, further)
-        texts = [name for name in (instruction, law, operation) if name is not None]
-        pictures = [source, target, *further]
-        _refuse_repeats([*pictures, *texts])
-        rows = _open_rows(Path(path).expanduser(), texts=texts, pictures=pictures, optional=further)
-        self._reader = PairReader(rows, columns, limit=limit)
+        columns = PairColumns(
+            source,
+            target,
+            {_known_level(level): instruction},
+            law,
+            operation,
+            tuple(references),
+            others=() if group is None else (group,),
+        )
+        _refuse_repeats([source, target, instruction, *references, *(each for each in (law, operation) if each)])
+        selection = Selection(laws, operations, split, heldout_share, group, limit)
+        rows = open_pairs(path, columns, folder=folder, streaming=streaming)
+        self._reader = PairReader(rows, columns, selection, min_side_px=min_side_px)
 
     @property
     def levels(self) -> frozenset[PromptLevel]:
@@ -61,27 +85,37 @@ class Pairs:
         """The number of reference columns."""
         return self._reader.max_references
 
+    @property
+    def fingerprint(self) -> str:
+        """Names files and settings; see ``EditDataset``."""
+        return self._reader.fingerprint
+
     def __len__(self) -> int:
         return len(self._reader)
+
+    def name(self, index: int) -> RowName:
+        """Returns what the ``index``-th row in use is called."""
+        return self._reader.name(index)
+
+    def header(self, index: int) -> RowHeader:
+        """Returns what the ``index``-th row in use tells without decoding."""
+        return self._reader.header(index)
+
+    def stored(self, index: int, level: PromptLevel) -> StoredPair:
+        """Returns the ``index``-th row in use, undecoded.
+
+        Raises:
+            DatasetRowError: a picture or an instruction is missing.
+        """
+        return self._reader.stored(index, level)
 
     def sample(self, index: int, level: PromptLevel) -> EditSample:
         """Returns the ``index``-th row in use.
 
         Raises:
-            DatasetRowError: a picture is missing or cannot be decoded.
+            DatasetRowError: a picture or an instruction is missing, or a picture cannot be decoded.
         """
         return self._reader.sample(index, level)
-
-
-def _open_rows(path: Path, *, texts: Sequence[str], pictures: Sequence[str], optional: Sequence[str]) -> Rows:
-    for name in METADATA_FILES:
-        if (path / name).is_file():
-            columns = [*texts, *pictures]
-            return MetadataRows(path / name, columns=columns, pictures=pictures, optional=optional)
-    files = find_parquet_files(path, remedy=f"A folder may also hold one of {', '.join(METADATA_FILES)}.")
-    for file in files:
-        require_columns(str(file), parquet_columns(file), [*texts, *pictures])
-    return ParquetRows(files, texts=texts, pictures=pictures)
 
 
 def _known_level(level: str) -> PromptLevel:

@@ -3,11 +3,15 @@
 Source: https://huggingface.co/datasets/Andrew613/PICA-100K, split ``train``, 105,085 rows sorted by law.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from physedit.data_loaders.reader import PairColumns, PairReader
-from physedit.data_loaders.sample import EditSample, PromptLevel
-from physedit.data_loaders.tables import ParquetRows, find_parquet_files, parquet_columns, require_columns
+from physedit.data_loaders.hub import PREFIX
+from physedit.data_loaders.layouts import open_hub_parquet, open_parquet, open_streamed
+from physedit.data_loaders.reader import PairReader
+from physedit.data_loaders.rows import PairColumns, Rows
+from physedit.data_loaders.sample import EditSample, PromptLevel, RowHeader, RowName, StoredPair
+from physedit.data_loaders.selection import Selection, Split
 
 _COLUMNS = PairColumns(
     source="src_img",
@@ -16,32 +20,45 @@ _COLUMNS = PairColumns(
     law="law",
     operation="op",
 )
-_TEXTS = (*_COLUMNS.instructions.values(), "law", "op")
-_PICTURES = ("src_img", "tgt_img")
 _DOWNLOAD = "hf download Andrew613/PICA-100K --repo-type dataset --local-dir"
-_REMEDY = f"Download the set again with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
+_LACKING = f"Download the set again with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
 
 
 class Pica100k:
     """An ``EditDataset`` over parquet files with PICA-100K's seven columns."""
 
-    def __init__(self, *, path: str, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        path: str,
+        streaming: bool = False,
+        laws: Sequence[str] | None = None,
+        operations: Sequence[str] | None = None,
+        split: Split = "all",
+        heldout_share: float = 0.0,
+        limit: int | None = None,
+        min_side_px: int = 1,
+    ) -> None:
         """Opens the parquet files under ``path``.
 
         Args:
-            path: a folder with ``data/train-*.parquet`` or ``train-*.parquet``, or one parquet file.
+            path: a folder with ``data/train-*.parquet`` or ``train-*.parquet``, one parquet file, or
+                ``hf://datasets/OWNER/NAME@REVISION``, which is downloaded once.
+            streaming: read the files where they lie, on the hub or here, instead of copying them; slow in a shuffled
+                order.
+            laws: use rows of these laws; None for all.
+            operations: use rows of these operations; None for all.
+            split: ``train`` or ``heldout`` of a split by the source picture's bytes, or ``all``.
+            heldout_share: the part of the rows that is held out.
             limit: use this many rows, evenly spaced over all laws; None for all.
+            min_side_px: refuse rows with a smaller picture.
 
         Raises:
-            DatasetLayoutError: no files there, or a column of the seven is missing.
-            DatasetRowError: an instruction is missing or blank.
-            ValueError: no rows, or a limit that makes no sense.
+            DatasetLayoutError: no files there, no rows, or a column of the seven is missing.
+            ValueError: a law or operation that no row has, no row left, or settings that make no sense.
         """
-        files = find_parquet_files(Path(path).expanduser(), remedy=f"Download it with: {_DOWNLOAD} {path}")
-        for file in files:
-            require_columns(str(file), parquet_columns(file), (*_TEXTS, *_PICTURES), remedy=_REMEDY)
-        rows = ParquetRows(files, texts=_TEXTS, pictures=_PICTURES)
-        self._reader = PairReader(rows, _COLUMNS, limit=limit)
+        selection = Selection(laws, operations, split, heldout_share, None, limit)
+        self._reader = PairReader(_open(path, streaming), _COLUMNS, selection, min_side_px=min_side_px)
 
     @property
     def levels(self) -> frozenset[PromptLevel]:
@@ -51,15 +68,44 @@ class Pica100k:
     @property
     def max_references(self) -> int:
         """None: the set has pairs."""
-        return 0
+        return self._reader.max_references
+
+    @property
+    def fingerprint(self) -> str:
+        """Names files and settings; see ``EditDataset``."""
+        return self._reader.fingerprint
 
     def __len__(self) -> int:
         return len(self._reader)
 
-    def sample(self, index: int, level: PromptLevel) -> EditSample:
-        """Returns the ``index``-th row in use with the instruction of ``level``.
+    def name(self, index: int) -> RowName:
+        """Returns what the ``index``-th row in use is called."""
+        return self._reader.name(index)
+
+    def header(self, index: int) -> RowHeader:
+        """Returns what the ``index``-th row in use tells without decoding."""
+        return self._reader.header(index)
+
+    def stored(self, index: int, level: PromptLevel) -> StoredPair:
+        """Returns the ``index``-th row in use, undecoded.
 
         Raises:
-            DatasetRowError: a picture is missing or cannot be decoded.
+            DatasetRowError: a picture or an instruction is missing.
+        """
+        return self._reader.stored(index, level)
+
+    def sample(self, index: int, level: PromptLevel) -> EditSample:
+        """Returns the ``index``-th row in use.
+
+        Raises:
+            DatasetRowError: a picture or an instruction is missing, or a picture cannot be decoded.
         """
         return self._reader.sample(index, level)
+
+
+def _open(path: str, streaming: bool) -> Rows:
+    missing = f"Download it with: {_DOWNLOAD} {path}"
+    if streaming:
+        return open_streamed(path, _COLUMNS, remedy=missing)
+    local = open_hub_parquet(path) if path.startswith(PREFIX) else Path(path).expanduser()
+    return open_parquet(local, _COLUMNS, missing=missing, lacking=_LACKING)

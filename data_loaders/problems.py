@@ -8,6 +8,7 @@ class RowProblem(StrEnum):
 
     NO_SOURCE = "no source picture"
     NO_TARGET = "no target picture"
+    NO_REFERENCE = "no reference picture"
     MISSING_FILE = "missing picture file"
     UNREADABLE = "unreadable picture"
     """The bytes are no picture of a known format, or its header is broken."""

@@ -1,96 +1,12 @@
-"""Rows of parquet files, memory-mapped, each with its origin."""
+"""Parquet files: finding them, their columns, and what is wrong with them."""
 
-import bisect
-import itertools
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from physedit.data_loaders.sample import DatasetLayoutError, Origin
-
-logger = logging.getLogger(__name__)
-_LARGE_GIB = 1.0
+from physedit.data_loaders.sample import DatasetLayoutError
 
 _DOWNLOAD_AGAIN = "Download or write it again."
-
-
-class ParquetRows:
-    """Random access to the rows of parquet files, in the order of ``files``.
-
-    Parquet itself can only be read by whole row groups (about 100 pictures), so the rows go once through the
-    Arrow cache of HF ``datasets`` and are memory-mapped from there: a row costs its own bytes. Picklable; ranks
-    that open the same files wait for each other's conversion.
-    """
-
-    def __init__(self, files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> None:
-        """Opens the columns ``texts`` and ``pictures``; the caller has checked that all files have them.
-
-        Raises:
-            DatasetLayoutError: no rows, or a file that cannot be read to its end.
-        """
-        from datasets import Dataset, Features, Image, Value, config
-        from datasets.exceptions import DatasetGenerationError
-
-        size_gib = sum(file.stat().st_size for file in files) / 2**30
-        if size_gib >= _LARGE_GIB:
-            logger.info(
-                "Opening %d parquet file(s) of %.0f GiB. The first use writes about as much to the Arrow cache at %s; "
-                "HF_DATASETS_CACHE moves it.",
-                len(files),
-                size_gib,
-                config.HF_DATASETS_CACHE,
-            )
-        features = {name: Value("string") for name in texts} | {name: Image(decode=False) for name in pictures}
-        self._files = tuple(files)
-        counts = [_num_rows(file) for file in files]
-        self._ends = list(itertools.accumulate(counts))
-        filled = [str(file) for file, count in zip(files, counts, strict=True) if count]
-        if not filled:
-            raise DatasetLayoutError(f"{', '.join(map(str, files))}: the data set has no rows. {_DOWNLOAD_AGAIN}")
-        try:
-            with _without_bars():
-                self._rows = Dataset.from_parquet(filled, columns=list(features), features=Features(features))
-        except DatasetGenerationError as error:
-            for file in files:
-                _refuse_damage(file, list(features))
-            raise DatasetLayoutError(
-                f"{', '.join(filled)}: the rows cannot be converted: {error.__cause__ or error}. {_DOWNLOAD_AGAIN}"
-            ) from error
-
-    def __len__(self) -> int:
-        return int(self._rows.num_rows)
-
-    def row(self, index: int) -> Mapping[str, object]:
-        """Returns the columns of row ``index``; a picture is a mapping with ``bytes`` and ``path``."""
-        row: Mapping[str, object] = self._rows[index]
-        return row
-
-    def texts(self, column: str) -> Sequence[object]:
-        """Returns one column of all rows; meant for text."""
-        values: Sequence[object] = self._rows.data.column(column).to_pylist()
-        return values
-
-    def origin(self, index: int) -> Origin:
-        """Returns the file of row ``index`` and its number in that file."""
-        file = bisect.bisect_right(self._ends, index)
-        return Origin(str(self._files[file]), index - (self._ends[file - 1] if file else 0))
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keeps the bar of the conversion out of logs."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 def parquet_columns(file: Path) -> Mapping[str, str]:
@@ -126,7 +42,12 @@ def read_parquet_rows(file: Path, columns: Sequence[str]) -> list[dict[str, obje
     return rows
 
 
-def _num_rows(file: Path) -> int:
+def num_parquet_rows(file: Path) -> int:
+    """Returns the number of rows, from the file's footer.
+
+    Raises:
+        DatasetLayoutError: the file is damaged.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -136,8 +57,12 @@ def _num_rows(file: Path) -> int:
         raise _damaged(file, error) from error
 
 
-def _refuse_damage(file: Path, columns: Sequence[str]) -> None:
-    """Raises for a file that cannot be read to its end."""
+def refuse_damage(file: Path, columns: Sequence[str]) -> None:
+    """Reads the columns of a whole file.
+
+    Raises:
+        DatasetLayoutError: they cannot be read to their end.
+    """
     import pyarrow
     from pyarrow import parquet
 

@@ -45,28 +45,66 @@ def test_csv_with_byte_order_mark_and_windows_line_ends_is_read_exactly(folder: 
 
 
 def test_line_in_another_encoding_is_named(folder: Path) -> None:
-    (folder / "metadata.csv").write_bytes(b"before,after,text\nin0.png,out0.png,it\x92s\n")
-    with pytest.raises(DatasetRowError, match=r"Line 2 of .*metadata\.csv is not UTF-8"):
-        Pairs(path=str(folder), **COLUMNS)
+    (folder / "metadata.csv").write_bytes(b"before,after,text\nin0.png,out0.png,it\x92s\nin1.png,out1.png,fine\n")
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.header(row).problem for row in (0, 1)] == ["text is not UTF-8", None]
+    with pytest.raises(DatasetRowError, match=r"Line 2 of .*metadata\.csv is not UTF-8: byte 0x92 in column 'text'"):
+        data.sample(0, PromptLevel.EXPLICIT)
 
 
-def test_nearly_matching_file_name_is_no_match(folder: Path) -> None:
+def test_nearly_matching_file_name_is_no_match_and_the_one_asked_for_is_named(folder: Path) -> None:
+    """A10: a picture is never paired by the beginning of its name."""
     (folder / "in1.png").rename(folder / "in1_.png")
     write_jsonl(folder, rows(["a", "b", "c"]))
-    with pytest.raises(DatasetLayoutError, match=r"'before' in .*row 1 names the picture 'in1\.png'"):
-        Pairs(path=str(folder), **COLUMNS)
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.header(row).problem for row in range(3)] == [None, "missing picture file", None]
+    with pytest.raises(DatasetRowError, match=r"'before' in .*row 1 names the picture 'in1\.png'.*must be exact"):
+        data.sample(1, PromptLevel.EXPLICIT)
+    (folder / "in1_.png").rename(folder / "in1.png")
+    assert [data.sample(row, PromptLevel.EXPLICIT).source[0, 0, 0].item() for row in range(3)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("text", [5, ["a"], None, " "])
-def test_instruction_that_is_no_text_is_named(folder: Path, text: object) -> None:
+def test_one_source_fewer_is_found_from_headers_and_named(folder: Path) -> None:
+    """A11: pairs are made by name, so a missing picture costs its own row and no other."""
+    (folder / "in2.png").unlink()
+    write_jsonl(folder, rows(["a", "b", "c"]))
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.header(row).problem for row in range(3)] == [None, None, "missing picture file"]
+    with pytest.raises(DatasetRowError, match=r"in2\.png"):
+        data.stored(2, PromptLevel.EXPLICIT)
+    assert data.sample(1, PromptLevel.EXPLICIT).target[2, 0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(5, "prompt is no text"), (["a"], "prompt is no text"), (None, "blank prompt"), (" ", "blank prompt")],
+)
+def test_instruction_that_is_no_text_is_named(folder: Path, text: object, reason: str) -> None:
     write_jsonl(folder, [*rows(["a"]), {"before": "in1.png", "after": "out1.png", "text": text}])
-    with pytest.raises(DatasetRowError, match=r"'text' in .*row 1"):
-        Pairs(path=str(folder), **COLUMNS)
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.header(row).problem for row in (0, 1)] == [None, reason]
+    with pytest.raises(DatasetRowError, match=r"'text' in .*row 1") as caught:
+        data.stored(1, PromptLevel.EXPLICIT)
+    assert caught.value.reason == reason
 
 
-def test_row_that_lacks_a_column_is_named(folder: Path) -> None:
+def test_row_that_lacks_a_column_is_a_row_with_a_problem(folder: Path) -> None:
     write_jsonl(folder, [*rows(["a"]), {"before": "in1.png", "aftr": "out1.png", "text": "b"}])
-    with pytest.raises(DatasetLayoutError, match=r"row 1 lacks the columns after.*did you mean 'aftr'"):
+    data = Pairs(path=str(folder), **COLUMNS)
+    assert [data.header(row).problem for row in (0, 1)] == [None, "no target picture"]
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+def test_table_without_a_column_is_refused_with_the_columns_it_has(folder: Path, name: str) -> None:
+    """A23: a set never loads with its pictures alone, or with blank prompts."""
+    lines = {
+        "metadata.jsonl": '{"before": "in0.png", "aftr": "out0.png"}\n',
+        "metadata.csv": "before,aftr\nin0.png,x\n",
+    }
+    (folder / name).write_text(lines[name])
+    with pytest.raises(
+        DatasetLayoutError, match=r"lacks the columns text, after.*found before, aftr.*did you mean 'aftr'"
+    ):
         Pairs(path=str(folder), **COLUMNS)
 
 

@@ -95,10 +95,12 @@ def test_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blank", [None, "  "])
-def test_blank_instruction_is_found_before_the_run(write_pica, blank: str | None) -> None:
-    path = write_pica(num_rows=3, explicit_prompt=["a", blank, "c"])
-    with pytest.raises(DatasetRowError, match=r"'explicit_prompt' in .*parquet, row 1"):
-        Pica100k(path=str(path))
+def test_blank_instruction_of_any_level_is_a_problem_of_its_row(write_pica, blank: str | None) -> None:
+    data = Pica100k(path=str(write_pica(num_rows=3, explicit_prompt=["a", blank, "c"])))
+    assert [data.header(row).problem for row in range(3)] == [None, "blank prompt", None]
+    for level in PromptLevel:
+        with pytest.raises(DatasetRowError, match=r"'explicit_prompt' in .*parquet, row 1"):
+            data.sample(1, level)
 
 
 def test_row_without_picture_is_named(write_pica, png) -> None:
