@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat
+from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.sizes import PictureSizes
 
 LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
@@ -36,6 +37,17 @@ class Conditioning:
     text: Mapping[str, Tensor]
     change: Tensor
     time_shift: float
+
+
+def join(latents: Latents, text: Mapping[str, Tensor]) -> Conditioning:
+    """Returns the conditioning that encoded pictures and encoded instructions of the same pairs make. Pure."""
+    return Conditioning(
+        target=latents.target.float(),
+        sources=tuple(source.float() for source in latents.sources),
+        text=text,
+        change=latents.change,
+        time_shift=latents.time_shift,
+    )
 
 
 class Backbone(Protocol):
@@ -90,6 +102,19 @@ class Backbone(Protocol):
         """A hash of everything in the base that changes an edit: weights, classes, dtype."""
         ...
 
+    @property
+    def encoding_key(self) -> str:
+        """A hash of everything in the base that decides what ``encode_pictures`` and ``encode_text`` return.
+
+        That is weights and dtype of the encoders, size rule and template; not the denoiser, nor how edits are guided.
+        """
+        ...
+
+    @property
+    def text_sees_pictures(self) -> bool:
+        """True if what ``encode_text`` returns depends on the pictures."""
+        ...
+
     def to(self, device: torch.device) -> None:
         """Moves every part of the editor to ``device``."""
         ...
@@ -97,9 +122,41 @@ class Backbone(Protocol):
     def encode(self, batch: EditBatch) -> Conditioning:
         """Encodes pictures and instructions as the stock pipeline would; no gradient.
 
+        It is ``join`` of ``encode_pictures`` and ``encode_text``, of which no item depends on the rest of its batch.
+
         Raises:
             PictureSizeError: pictures of the batch are edited at unlike sizes, or are too many.
         """
+        ...
+
+    def encode_pictures(self, batch: EditBatch) -> Latents:
+        """Encodes the pictures alone; ``joined_latents`` of single pairs is the same, bit for bit.
+
+        Raises:
+            PictureSizeError: as ``encode``.
+        """
+        ...
+
+    def encode_text(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
+        """Encodes the instructions alone; ``join_text`` of single items is the same, bit for bit.
+
+        Args:
+            given: as in ``edit``; empty if the text does not see pictures.
+            instructions: one an item.
+        """
+        ...
+
+    def join_text(self, texts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns what ``encode_text`` gives for several items, from what it gave for each alone. Pure."""
+        ...
+
+    @property
+    def encoders(self) -> EncoderSet:
+        """What encodes, to be kept elsewhere or let go."""
+        ...
+
+    def forget(self) -> None:
+        """Drops encoded pictures and instructions that are kept; ``encode`` makes them anew."""
         ...
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

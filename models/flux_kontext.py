@@ -6,7 +6,6 @@ Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image 
 D width.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +16,14 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
-from physedit.models.backbone import Conditioning
+from physedit.models.backbone import Conditioning, join
+from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
-from physedit.models.pictures import batch_sizes, stacked, stacked_sources, stacked_targets
+from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, PictureSizes, kontext_sizes
@@ -38,6 +38,7 @@ class FluxKontext:
     """A ``Backbone`` over ``FluxKontextPipeline``."""
 
     max_sources = 1
+    text_sees_pictures = False
 
     def __init__(
         self,
@@ -126,6 +127,19 @@ class FluxKontext:
         """
         return self._parts.fingerprint(self._max_text_tokens, self._area_px)
 
+    @cached_property
+    def encoding_key(self) -> str:
+        """A hash of the encoders' files or hub commit, dtype, text length, area and multiple.
+
+        The first use reads the encoders' weight files of a local folder.
+        """
+        return self._parts.encoding_key(self._max_text_tokens, self._area_px, self._multiple_px)
+
+    @property
+    def encoders(self) -> EncoderSet:
+        """Text encoders and VAE of the pipeline."""
+        return self._parts
+
     def to(self, device: torch.device) -> None:
         """Moves the transformer, and encoders that stay there, to ``device``."""
         self._parts.to(device)
@@ -144,21 +158,52 @@ class FluxKontext:
             PictureSizeError: sources of the batch are edited at unlike sizes, or it has references.
             EncodersAbsentError: there are no text encoders.
         """
+        return join(self.encode_pictures(batch), self.encode_text(batch.given, batch.instructions))
+
+    @torch.no_grad()
+    def encode_pictures(self, batch: EditBatch) -> Latents:
+        """Encodes each picture alone.
+
+        Raises:
+            PictureSizeError: as ``encode``.
+            EncodersAbsentError: the VAE was dropped.
+        """
         sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self.max_sources)
         sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
         with self._parts.encoding():
-            prompts, pooled = self._text.states_of(batch.instructions)
             target = self._latents(targets)
-            latents = tuple(self._latents(pictures).float() for pictures in sources)
+            latents = tuple(self._latents(pictures) for pictures in sources)
         height, width = target.shape[-2:]
         before = stacked(batch.sources, sizes.output)
-        return Conditioning(
-            target=target.float(),
+        return Latents(
+            target=target,
             sources=latents,
-            text={"prompts": prompts, "pooled": pooled},
             change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
             time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
+
+    @torch.no_grad()
+    def encode_text(
+        self,
+        given: Sequence[Sequence[Tensor]],  # noqa: ARG002 - part of the seam, but this text sees no pictures
+        instructions: Sequence[str],
+    ) -> Mapping[str, Tensor]:
+        """Encodes each instruction alone: T5 states as ``prompts``, pooled CLIP states as ``pooled``.
+
+        Args:
+            given: not looked at; may be empty.
+            instructions: one an item.
+
+        Raises:
+            EncodersAbsentError: there are no text encoders.
+        """
+        with self._parts.encoding():
+            prompts, pooled = self._text.states_of(instructions)
+        return {"prompts": prompts, "pooled": pooled}
+
+    def join_text(self, texts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the states of several items from those of each; all have one length."""
+        return {name: torch.cat([text[name] for text in texts]) for name in texts[0]}
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.
@@ -263,7 +308,10 @@ class FluxKontext:
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
-        kept = [self._latent_memo.get(_digest(picture), partial(self._encode_picture, picture)) for picture in pictures]
+        kept = [
+            self._latent_memo.get(picture_digest(picture), partial(self._encode_picture, picture))
+            for picture in pictures
+        ]
         return torch.cat([latents for (latents,) in kept])
 
     def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
@@ -299,9 +347,3 @@ def _checked_area(area_px: int, multiple_px: int) -> int:
 def _unit_range(pictures: Tensor) -> Tensor:
     """Returns float32 in 0..1, laid out as the pipeline lays out PIL pictures: convolutions round by layout."""
     return (pictures.float() / 255).contiguous(memory_format=torch.channels_last)
-
-
-def _digest(picture: Tensor) -> str:
-    """Returns what tells a uint8 picture ``[3, H, W]`` from every other."""
-    pixels = picture.cpu().contiguous().numpy()
-    return f"{pixels.shape}/{hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()}"

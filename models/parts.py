@@ -1,7 +1,7 @@
 """The parts of a stock pipeline: where they lie, what they are, and which denoiser the pipeline uses."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
 from physedit.models.lora import unwrapped
+from physedit.models.pipeline_folder import INDEX
 from physedit.models.quantization import Quantization
 from physedit.models.weights import RANDOM_TINY, hash_modules, name_weights
 
@@ -21,7 +23,10 @@ Encoders = Literal["resident", "offload", "absent"]
 CompileBackend = Literal["inductor", "aot_eager"]
 """A backend of torch.compile: the one that generates code, or one that only traces, to tell their faults apart."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ENCODING_VERSION = 1
+"""Raised when the same pictures and instructions would be encoded otherwise; encoded caches of before do not count."""
 _VAE = "vae"
+_DENOISER = "transformer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,12 @@ class PipelineParts:
         self.device = torch.device("cpu")
         self.denoiser: nn.Module = pipeline.transformer
         self._memory = memory
-        self._offloads = memory.encoders == "offload"
+        self._offloaded = {*self.text_encoders, _VAE} if memory.encoders == "offload" else set()
         self._fetched: set[str] = set()
+        self._num_encoding = 0
         self._weights = weights
-        self._initial_hash = hash_modules(*modules_of(pipeline).values()) if weights == RANDOM_TINY else None
+        self._kinds = _kinds(pipeline, but=self.text_encoders)
+        self._initial_hashes = _hash_random(pipeline) if weights == RANDOM_TINY else None
         if memory.encoders == "absent":
             for name in self.text_encoders:
                 setattr(pipeline, name, None)
@@ -100,43 +107,63 @@ class PipelineParts:
         Quantisation and compilation count too, for they round otherwise; where the encoders are does not. The first
         use reads all weight files of a local folder.
         """
-        parts = {name: part for name, part in self.pipeline.components.items() if name not in self.text_encoders}
-        kinds = sorted((name, type(part).__name__) for name, part in parts.items())
-        name = self._initial_hash or name_weights(self._weights)
+        name = self._initial_hashes[0] if self._initial_hashes else name_weights(self._weights)
         rounding = (self._memory.quantization, self._memory.compile_blocks)
-        return hashlib.sha256(repr((name, kinds, str(self.dtype), *rounding, *settings)).encode()).hexdigest()
+        return _hash(name, self._kinds, str(self.dtype), *rounding, *settings)
+
+    def encoding_key(self, *settings: object) -> str:
+        """Returns a hash of what encodes: all parts but the denoiser, their dtype, and ``settings``.
+
+        The first use reads the encoders' weight files of a local folder.
+        """
+        if self._initial_hashes:
+            name = self._initial_hashes[1]
+        else:
+            name = name_weights(self._weights, {INDEX, *self.pipeline.components} - {_DENOISER})
+        return _hash(ENCODING_VERSION, name, str(self.dtype), *settings)
 
     def to(self, device: torch.device) -> None:
         """Moves the denoiser, and resident encoders, to ``device``."""
         self.device = device
         self.denoiser.to(device)
-        if not self._offloads:
-            self._move((*self.text_encoders, _VAE), device)
+        self._move({*self.text_encoders, _VAE} - self._offloaded, device)
 
     def fetch_text_encoders(self) -> None:
         """Ensures that the text encoders are on the device; called by whoever is about to encode text.
 
         Raises:
-            EncodersAbsentError: they were not loaded.
+            EncodersAbsentError: they were not loaded, or dropped.
         """
-        if self._memory.encoders == "absent":
-            raise EncodersAbsentError(
-                "backbone.encoders=absent leaves out the text encoders, so no instruction can be encoded. Use an "
-                "encoded cache of this data, or backbone.encoders=resident or offload."
-            )
         self._fetch(self.text_encoders)
 
     def fetch_vae(self) -> None:
-        """Ensures that the VAE is on the device; called by whoever is about to encode pictures."""
+        """Ensures that the VAE is on the device; called by whoever is about to encode pictures.
+
+        Raises:
+            EncodersAbsentError: it was dropped.
+        """
         self._fetch((_VAE,))
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Within the context encoders stay where they were fetched to; offloaded ones leave after it."""
+        """Within the context encoders stay where they were fetched to; offloaded ones leave after the outermost."""
+        self._num_encoding += 1
         try:
             yield
         finally:
+            self._num_encoding -= 1
             self._return_encoders()
+
+    def offload(self, kinds: Collection[EncoderKind]) -> None:
+        """Keeps these encoders on the CPU from now on, but for while they are used."""
+        names = self._names_of(kinds)
+        self._offloaded.update(names)
+        self._move(names, torch.device("cpu"))
+
+    def drop(self, kinds: Collection[EncoderKind]) -> None:
+        """Lets go of these encoders; whoever needs them meets an ``EncodersAbsentError`` from now on."""
+        for name in self._names_of(kinds):
+            setattr(self.pipeline, name, None)
 
     @contextmanager
     def editing_with(self, denoiser: nn.Module) -> Iterator[None]:
@@ -146,7 +173,7 @@ class PipelineParts:
         """
         bare = unwrapped(denoiser)
         was_training = bare.training
-        kept = {name: getattr(self.pipeline, name) for name in self.text_encoders} if self._offloads else {}
+        kept = {name: getattr(self.pipeline, name) for name in self.text_encoders if name in self._offloaded}
         self.pipeline.transformer = bare.eval()
         self.fetch_vae()
         for name in kept:
@@ -160,16 +187,26 @@ class PipelineParts:
             self._return_encoders()
             bare.train(was_training)
 
+    def _names_of(self, kinds: Collection[EncoderKind]) -> tuple[str, ...]:
+        return tuple(name for kind in kinds for name in (self.text_encoders if kind == "text" else (_VAE,)))
+
     def _fetch(self, names: tuple[str, ...]) -> None:
-        if self._offloads and not self._fetched.issuperset(names):
-            self._move(names, self.device)
-            self._fetched.update(names)
+        if any(getattr(self.pipeline, name) is None for name in names):
+            raise EncodersAbsentError(
+                f"{' and '.join(names)} are needed, but backbone.encoders=absent left them out, or they were let go "
+                "when all was encoded. Use an encoded cache that holds all of this data and no evaluation, or "
+                "backbone.encoders=resident or offload."
+            )
+        missing = self._offloaded.intersection(names) - self._fetched
+        self._move(missing, self.device)
+        self._fetched.update(missing)
 
     def _return_encoders(self) -> None:
-        self._move(tuple(self._fetched), torch.device("cpu"))
-        self._fetched.clear()
+        if self._num_encoding == 0:
+            self._move(self._fetched, torch.device("cpu"))
+            self._fetched.clear()
 
-    def _move(self, names: tuple[str, ...], device: torch.device) -> None:
+    def _move(self, names: Collection[str], device: torch.device) -> None:
         for name, part in modules_of(self.pipeline).items():
             if name in names:
                 part.to(device)
@@ -184,6 +221,23 @@ def checked_dtype(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise ValueError(f"backbone.dtype is '{dtype}'; it must be one of {', '.join(DTYPES)}.")
     return DTYPES[dtype]
+
+
+def _kinds(pipeline: Any, *, but: Collection[str]) -> list[tuple[str, str]]:
+    parts = pipeline.components.items()
+    return sorted((name, type(part).__name__) for name, part in parts if name not in but)
+
+
+def _hash_random(pipeline: Any) -> tuple[str, str]:
+    """Returns hashes of seeded weights: of all parts, and of all but the denoiser."""
+    modules = modules_of(pipeline)
+    encoders = hash_modules(*(part for name, part in modules.items() if name != _DENOISER))
+    schedule = sorted((key, value) for key, value in pipeline.scheduler.config.items() if not key.startswith("_"))
+    return hash_modules(*modules.values()), _hash(encoders, type(pipeline).__name__, schedule)
+
+
+def _hash(*content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def _checkpointed(block: nn.Module, *inputs: Any) -> Any:  # what a block takes and returns is its own

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from physedit.data_loaders.geometry import as_image, resized
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
-from physedit.models.backbone import Conditioning
+from physedit.models.backbone import Conditioning, join
+from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import TensorMemo
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
@@ -36,7 +37,7 @@ from physedit.models.qwen_pipeline import (
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
-from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, full_mask
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, full_mask, padded
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -46,6 +47,8 @@ _LATENT_MEMO_BYTES = 2**28
 
 class QwenImageEdit:
     """A ``Backbone`` over ``QwenImageEditPipeline`` (one picture) or ``QwenImageEditPlusPipeline`` (up to three)."""
+
+    text_sees_pictures = True
 
     def __init__(
         self,
@@ -140,10 +143,28 @@ class QwenImageEdit:
 
         The first use reads all weight files of a local folder.
         """
+        return self._parts.fingerprint(*self._kind_and_areas)
+
+    @cached_property
+    def encoding_key(self) -> str:
+        """A hash of the encoders' files or hub commit, dtype, pipeline, areas and template.
+
+        The first use reads the encoders' weight files of a local folder.
+        """
+        pipeline = self._pipeline
+        template = (pipeline.prompt_template_encode, pipeline.prompt_template_encode_start_idx)
+        return self._parts.encoding_key(*self._kind_and_areas, template)
+
+    @property
+    def _kind_and_areas(self) -> tuple[str, int, int, str]:
         # With torchvision the same files make another image processor, which rounds otherwise.
         image_processor = type(self._pipeline.processor.image_processor).__name__
-        pipeline = type(self._pipeline).__name__
-        return self._parts.fingerprint(pipeline, self._area_px, self._vision_area_px, image_processor)
+        return type(self._pipeline).__name__, self._area_px, self._vision_area_px, image_processor
+
+    @property
+    def encoders(self) -> EncoderSet:
+        """Text encoders and VAE of the pipeline."""
+        return self._parts
 
     def to(self, device: torch.device) -> None:
         """Moves the transformer, and encoders that stay there, to ``device``."""
@@ -165,21 +186,43 @@ class QwenImageEdit:
             PictureSizeError: pictures of the batch are edited at unlike sizes, or are too many.
             EncodersAbsentError: there is no text encoder.
         """
+        return join(self.encode_pictures(batch), self.encode_text(batch.given, batch.instructions))
+
+    @torch.no_grad()
+    def encode_pictures(self, batch: EditBatch) -> Latents:
+        """Encodes each picture alone.
+
+        Raises:
+            PictureSizeError: as ``encode``.
+            EncodersAbsentError: the VAE was dropped.
+        """
         sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self._max_sources)
         sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
         with self._parts.encoding():
-            text = self._text.states_of(self._seen(batch.given), batch.instructions)
             target = self._latents(targets)
-            latents = tuple(self._latents(pictures).float() for pictures in sources)
+            latents = tuple(self._latents(pictures) for pictures in sources)
         height, width = target.shape[-2:]
         before = stacked(batch.sources, sizes.output)
-        return Conditioning(
-            target=target.float(),
+        return Latents(
+            target=target,
             sources=latents,
-            text=text,
             change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
             time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
         )
+
+    @torch.no_grad()
+    def encode_text(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
+        """Encodes each instruction with its pictures alone; see ``QwenTextStates.states_of``.
+
+        Raises:
+            EncodersAbsentError: there is no text encoder.
+        """
+        with self._parts.encoding():
+            return self._text.states_of(self._seen(given), instructions)
+
+    def join_text(self, texts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the states of several items from those of each, padded as ``encode_text`` pads them."""
+        return padded([text[PROMPTS][0] for text in texts])
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.

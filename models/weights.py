@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -55,23 +56,30 @@ def cached_snapshot(weights: str) -> Path | None:
     return Path(index).parent if isinstance(index, str) else None
 
 
-def name_weights(weights: Path | str) -> str:
-    """Returns what tells stored weights from others: the hash of a folder's files, or hub id and commit."""
+def name_weights(weights: Path | str, parts: Collection[str] | None = None) -> str:
+    """Returns what tells stored weights from others: the hash of a folder's files, or hub id and commit.
+
+    Args:
+        weights: what ``find_weights`` returned.
+        parts: files and folders right below a local folder that count; None for all.
+    """
     if isinstance(weights, Path):
-        return hash_folder(weights)
+        return hash_folder(weights, parts)
     snapshot = cached_snapshot(weights)
     return weights if snapshot is None else f"{split_revision(weights)[0]}@{snapshot.name}"
 
 
-def hash_folder(folder: Path) -> str:
-    """Returns the SHA-256 over the names and bytes of all files under ``folder``.
+def hash_folder(folder: Path, parts: Collection[str] | None = None) -> str:
+    """Returns the SHA-256 over the names and bytes of all files under ``folder``, or of those under its ``parts``.
 
     A file's hash is kept for this process while path, size and modification time stay the same.
     """
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        stat = file.stat()
         name = file.relative_to(folder).as_posix()
+        if parts is not None and name.split("/")[0] not in parts:
+            continue
+        stat = file.stat()
         digest.update(f"{name}\0{_hash_file(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
     return digest.hexdigest()
 
