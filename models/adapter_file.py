@@ -60,7 +60,7 @@ def write_adapter(
         adapter_format: rank, alpha and variant of ``state``.
 
     Raises:
-        ValueError: nothing to write, or tensors that are not of that format.
+        ValueError: nothing to write, tensors without elements, or tensors that are not of that format.
     """
     check_fit(state, adapter_format)
     layers = sorted({name.rpartition(".lora_")[0] for name in state})
@@ -143,6 +143,12 @@ def check_fit(state: Mapping[str, Tensor], adapter_format: AdapterFormat) -> Non
     Raises:
         ValueError: it is not.
     """
+    empty = [name for name, value in state.items() if value.numel() == 0]
+    if empty:
+        raise ValueError(
+            f"An adapter was to be used, but {len(empty)} of its {len(state)} tensors have no elements, such as "
+            f"{empty[:3]}, as ZeRO-3 leaves a parameter on each rank. Gather them on all ranks before saving."
+        )
     rank = adapter_format.rank
     matrices = {name: value for name, value in state.items() if value.ndim == 2}
     unfit = [name for name, value in matrices.items() if value.shape["lora_B" in name] != rank]

@@ -62,6 +62,14 @@ def test_state_without_its_magnitudes_is_not_written(tmp_path: Path, use_dora: b
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("part", ["lora_A", "lora_B"])
+def test_tensor_without_elements_is_not_written(tmp_path: Path, part: str) -> None:
+    state = matrices() | {f"{LAYER}.{part}.weight": torch.empty(0)}
+    with pytest.raises(ValueError, match=rf"1 of its 2 tensors have no elements.*{part}.*Gather them on all ranks"):
+        write_adapter(FluxKontextPipeline, state, tmp_path, AdapterFormat(2, 2.0))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_file_without_metadata_has_no_format(tmp_path: Path) -> None:
     write_foreign(tmp_path)
     assert read_adapter_format(tmp_path) is None
