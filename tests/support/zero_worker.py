@@ -1,0 +1,204 @@
+"""One process of a short training run of both tiny editors: alone, with DDP, with ZeRO-2 or with ZeRO-3.
+
+    accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tests/support/zero_worker.py MODE FOLDER
+
+It trains as the trainer does, with the project's backbones, objective and random numbers, and saves each adapter
+through its backbone. ``environment_of`` says what a launch of each mode needs around it.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate.utils import InitProcessGroupKwargs
+from torch import Tensor, nn
+
+from physedit.data_loaders.loader import Share
+from physedit.data_loaders.sample import EditBatch
+from physedit.models.backbone import Backbone
+from physedit.models.flux_kontext import FluxKontext
+from physedit.models.lora import LoraSettings, adapter_state, add_adapter
+from physedit.models.qwen_image_edit import QwenImageEdit
+from physedit.train.objective import FlowMatching
+from physedit.train.rng import draw
+
+ZERO_STAGES = {"zero2": 2, "zero3": 3}
+NUM_STEPS = 4
+GLOBAL_BATCH = 4
+SEED = 3
+MAX_GRAD_NORM = 0.02
+"""Small enough that every step is clipped: the norm is one over all ranks and partitions."""
+SIDE_PX = 64
+SETTINGS = LoraSettings(4, 8.0)
+RECORD = "record.json"
+
+EDITORS: dict[str, Callable[[], Backbone]] = {
+    "flux_kontext": lambda: FluxKontext(
+        weights="random_tiny", dtype="float32", max_text_tokens=24, area_px=SIDE_PX * SIDE_PX
+    ),
+    "qwen_image_edit": lambda: QwenImageEdit(
+        weights="random_tiny", dtype="float32", pipeline="QwenImageEditPipeline", area_px=SIDE_PX * SIDE_PX
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What really ran: kind of launch; by editor the engine and its counters, and of each step loss and gradient norm.
+
+    The loss is that of all ranks, the norm that of the whole adapter before clipping.
+    """
+
+    distributed_type: str
+    num_processes: int
+    engines: dict[str, dict[str, Any]]
+    losses: dict[str, list[float]]
+    norms: dict[str, list[float]]
+
+
+def environment_of(mode: str, extensions: Path) -> dict[str, str]:
+    """Returns the variables of a launch on the CPU.
+
+    DeepSpeed is silently off where ACCELERATE_USE_CPU is set, and looks for another device without these two.
+    """
+    common = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "TORCH_EXTENSIONS_DIR": str(extensions)}
+    if mode in ZERO_STAGES:
+        return common | {"DS_ACCELERATOR": "cpu", "ACCELERATE_TORCH_DEVICE": "cpu"}
+    return common | {"ACCELERATE_USE_CPU": "true"}
+
+
+def train_all(mode: str, folder: Path) -> Record:
+    """Trains every editor and writes ``folder/EDITOR/`` and ``folder/record.json``; every rank calls it."""
+    accelerator = start(mode)
+    engines, losses, norms = {}, {}, {}
+    for name, build in EDITORS.items():
+        backbone = build()
+        add_adapter(backbone.denoiser, SETTINGS, targets=backbone.lora_presets["attention_mlp"], seed=SEED)
+        trained, losses[name], norms[name] = train(accelerator, backbone)
+        engines[name] = describe(trained)
+        state = gathered(backbone, mode)
+        if accelerator.is_main_process:
+            backbone.save_adapter(state, str(folder / name), SETTINGS.format)
+        accelerator.free_memory()  # else the next editor's losses go backward through this one's engine
+    record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms)
+    if accelerator.is_main_process:
+        (folder / RECORD).write_text(json.dumps(vars(record)))
+    accelerator.wait_for_everyone()
+    return record
+
+
+def start(mode: str) -> Accelerator:
+    """Joins the processes over gloo, with DeepSpeed's engine where ``mode`` is a stage of ZeRO."""
+    if mode not in ZERO_STAGES:
+        return Accelerator(cpu=True, mixed_precision="no")
+    import deepspeed
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    # Communication within one machine, which DeepSpeed would compile for two minutes; gloo does the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    plugin = DeepSpeedPlugin(hf_ds_config=config_of(ZERO_STAGES[mode]), zero3_init_flag=False)
+    accelerator = Accelerator(
+        mixed_precision="no",
+        deepspeed_plugin=plugin,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
+    )
+    # Else every model that transformers builds from here on is partitioned at once.
+    unset_hf_deepspeed_config()
+    return accelerator
+
+
+def config_of(stage: int) -> dict[str, Any]:
+    """Returns DeepSpeed's config; every number is written out, since ``auto`` may silently become another."""
+    zero: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        # Else matrices as small as an adapter's stay whole on every rank, and nothing is partitioned here.
+        zero |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": False}
+    return {
+        "train_micro_batch_size_per_gpu": GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", "1")),
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": MAX_GRAD_NORM,
+        "zero_optimization": zero,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+    }
+
+
+def train(accelerator: Accelerator, backbone: Backbone) -> tuple[nn.Module, list[float], list[float]]:
+    """Returns the wrapped denoiser after the run, each step's loss and its gradient norm."""
+    parameters = [p for p in backbone.denoiser.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+    denoiser, optimizer = accelerator.prepare(backbone.denoiser.train(), optimizer)
+    world = accelerator.num_processes
+    share = Share(GLOBAL_BATCH // world, 1, accelerator.process_index, world)
+    losses, norms = [], []
+    for positions in share.positions(0, NUM_STEPS * GLOBAL_BATCH):
+        conditioning = backbone.encode(batch_of(positions))
+        terms = FlowMatching().loss(
+            lambda noisy, sigma: backbone.velocity(denoiser, noisy, sigma, conditioning),  # noqa: B023 - used at once
+            conditioning,
+            draw(SEED, positions, conditioning.target),
+        )
+        accelerator.backward(terms.loss)  # with DeepSpeed, this clips and steps too
+        norms.append(float(accelerator.clip_grad_norm_(parameters, MAX_GRAD_NORM)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(accelerator.reduce(terms.loss.detach(), reduction="mean")))
+    return denoiser, losses, norms
+
+
+def describe(denoiser: nn.Module) -> dict[str, Any]:
+    """Returns which engine wraps the denoiser, its own counters, and how many adapter numbers lie whole on a rank."""
+    found: dict[str, Any] = {"kind": type(denoiser).__name__}
+    found["num_whole"] = sum(p.numel() for name, p in denoiser.named_parameters() if "lora_" in name)
+    if found["kind"] == "DeepSpeedEngine":
+        engine: Any = denoiser
+        found["stage"] = engine.zero_optimization_stage()
+        found["optimizer"] = type(engine.optimizer).__name__
+        found["steps"] = engine.global_steps
+        found["accumulation"] = engine.gradient_accumulation_steps()
+        found["train_batch"] = engine.train_batch_size()
+    return found
+
+
+def gathered(backbone: Backbone, mode: str) -> dict[str, Tensor]:
+    """Returns the whole adapter on every rank; under ZeRO-3 a parameter has no elements unless it is gathered."""
+    parameters = [p for p in backbone.denoiser.parameters() if p.requires_grad]
+    if mode == "zero3":
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters(parameters)
+    else:
+        whole = nullcontext()
+    with whole:
+        return {name: value.clone() for name, value in adapter_state(backbone.denoiser).items()}
+
+
+def batch_of(positions: tuple[int, ...]) -> EditBatch:
+    """Returns pairs that depend on their position alone; instructions are unlike in length."""
+    pictures = [_picture(position) for position in positions]
+    return EditBatch(
+        sample_ids=tuple(str(position) for position in positions),
+        sources=tuple(pictures),
+        targets=tuple(picture.flip(-1) for picture in pictures),
+        instructions=tuple("Remove the ball." + " Then make it night." * (position % 3) for position in positions),
+    )
+
+
+def _picture(position: int) -> Tensor:
+    generator = torch.Generator().manual_seed(position)
+    coarse = torch.randint(0, 256, (3, 4, 4), generator=generator, dtype=torch.uint8)
+    return coarse.repeat_interleave(SIDE_PX // 4, 1).repeat_interleave(SIDE_PX // 4, 2)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    torch.set_num_threads(1)
+    train_all(sys.argv[1], Path(sys.argv[2]))
