@@ -153,8 +153,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _has_late_metadata(stream: BinaryIO) -> bool:
     """True if a PNG has chunks behind its pixels that may hold an orientation."""
-    position, is_behind_pixels = 8, False
-    while True:
+    position, is_behind_pixels, length = 8, False, _length(stream)
+    while position < length:  # not every stream can be sought beyond its end, where a cut off file points
         stream.seek(position)
         head = stream.read(8)
         if len(head) < 8 or head[4:] == b"IEND":
@@ -163,6 +163,7 @@ def _has_late_metadata(stream: BinaryIO) -> bool:
             return True
         is_behind_pixels = is_behind_pixels or head[4:] == b"IDAT"
         position += 12 + int.from_bytes(head[:4], "big")
+    return False
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
