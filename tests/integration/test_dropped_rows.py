@@ -1,0 +1,158 @@
+"""Runs over data with rows that cannot be used, and with pictures of several sizes."""
+
+import io
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from tests.support.runs import StopAtOnce, adapter_bytes, metrics_of
+
+from physedit.data_loaders.sample import PromptLevel
+from physedit.train.config import ConfigError
+from physedit.train.dropped import TooManyDropped
+from physedit.train.loop import Stopped
+
+SHORT = ("num_steps=5", "global_batch=4", "log_every=1")
+NUM_ROWS = 10
+BROKEN, EMPTY = 3, 6
+SQUARE, WIDE = (64, 64), (48, 80)
+Write = Callable[..., Path]
+
+
+def png(number: int, size: tuple[int, int]) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def write_data(tmp_path: Path) -> Write:
+    """Writes ten pairs in PICA-100K's layout; ``sources`` replaces the stored bytes of some."""
+
+    def write(
+        *, sizes: tuple[tuple[int, int], ...] = (SQUARE,), sources: dict[int, bytes | None] | None = None
+    ) -> Path:
+        replaced = sources or {}
+        stored = [replaced.get(i, png(i, sizes[i % len(sizes)])) for i in range(NUM_ROWS)]
+        table: dict[str, Any] = {f"{level}_prompt": [f"{level} {i}" for i in range(NUM_ROWS)] for level in PromptLevel}
+        table |= {"law": ["Reflection", "Causality"] * (NUM_ROWS // 2), "op": ["add"] * NUM_ROWS}
+        table["src_img"] = [{"bytes": data, "path": None} for data in stored]
+        table["tgt_img"] = [{"bytes": png(100 + i, sizes[i % len(sizes)]), "path": None} for i in range(NUM_ROWS)]
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        parquet.write_table(pa.table(table), folder / "train-0.parquet")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def run(run_smoke: Callable[..., Path]) -> Callable[..., Path]:
+    def start(data: Path, *overrides: str, **more: Any) -> Path:
+        return run_smoke("data=pica100k", f"data.path={data}", *SHORT, *overrides, **more)
+
+    return start
+
+
+def cut_off(number: int) -> bytes:
+    return png(number, SQUARE)[:200]
+
+
+def dropped_of(folder: Path) -> list[tuple[int, str, str]]:
+    lines = [json.loads(line) for line in (folder / "dropped.jsonl").read_text().splitlines()]
+    return [(line["step"], line["sample_id"], line["reason"]) for line in lines]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_broken_rows_are_counted_and_named_and_the_run_ends(write_data: Write, run: Any, num_workers: int) -> None:
+    data = write_data(sources={BROKEN: cut_off(BROKEN), EMPTY: None})
+    folder = run(data, "max_dropped_share=0.2", f"num_workers={num_workers}")
+    (at_start, later) = dropped_of(folder)
+    assert at_start == (0, "train-0.parquet:6", "no source picture")
+    assert later[1:] == ("train-0.parquet:3", "damaged picture")
+    assert 1 <= later[0] <= 3  # nine rows, four a step
+    counts = [line["train/dropped"] for line in metrics_of(folder)]
+    assert counts == [1.0] * (later[0] - 1) + [2.0] * (6 - later[0])
+
+
+def test_bytes_that_are_no_picture_are_dropped_before_the_first_step(write_data: Write, run: Any) -> None:
+    folder = run(write_data(sources={BROKEN: b"\x07" * 20}), "max_dropped_share=0.1")
+    assert dropped_of(folder) == [(0, "train-0.parquet:3", "unreadable picture")]
+
+
+@pytest.mark.parametrize(("stored", "limit"), [(cut_off(BROKEN), 0.0), (b"\x07" * 20, 0.0), (b"\x07" * 20, 0.05)])
+def test_more_than_the_allowed_share_stops_the_run_and_names_the_row(
+    write_data: Write, run: Any, stored: bytes, limit: float
+) -> None:
+    with pytest.raises(TooManyDropped, match=r"1 of 10 rows .* train-0.parquet:3\. dropped.jsonl"):
+        run(write_data(sources={BROKEN: stored}), f"max_dropped_share={limit}")
+
+
+def test_a_run_that_was_stopped_goes_on_with_a_larger_share(write_data: Write, run: Any) -> None:
+    data = write_data(sources={BROKEN: cut_off(BROKEN)})
+    with pytest.raises(TooManyDropped):
+        run(data, "max_dropped_share=0.05", "checkpoint.every=1")
+    assert metrics_of(run(data, "max_dropped_share=0.1", "checkpoint.every=1"))[-1]["train/dropped"] == 1.0
+
+
+@pytest.mark.parametrize("sizes", [(SQUARE,), (SQUARE, WIDE, SQUARE)])
+def test_resume_equals_the_uninterrupted_run_with_dropped_rows(
+    write_data: Write, run: Any, sizes: tuple[tuple[int, int], ...]
+) -> None:
+    data = write_data(sizes=sizes, sources={BROKEN: cut_off(BROKEN), EMPTY: None})
+    allowed = "max_dropped_share=0.2"
+    whole = run(data, allowed, name="whole")
+    with pytest.raises(Stopped):
+        run(data, allowed, name="stopped", stop=StopAtOnce())
+    resumed = run(data, allowed, name="stopped")
+    assert adapter_bytes(whole, 5) == adapter_bytes(resumed, 5)
+    assert metrics_of(whole) == metrics_of(resumed)
+    assert dropped_of(whole) == dropped_of(resumed)
+
+
+def test_pictures_of_several_sizes_train_in_micro_batches(
+    write_data: Write, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="physedit.train.order"):
+        folder = run(write_data(sizes=(SQUARE, WIDE, SQUARE)))
+    assert "Pictures of 2 sizes: an epoch has 10 samples and 2 empty slots." in caplog.messages
+    assert len(metrics_of(folder)) == 5
+    assert json.loads((folder / "order.json").read_text())["sizes"] == 2
+
+
+def test_other_micro_batches_are_refused_on_resume_where_sizes_differ(write_data: Write, run: Any) -> None:
+    data = write_data(sizes=(SQUARE, WIDE, SQUARE))
+    run(data, "schedule=constant", "num_steps=2")
+    with pytest.raises(ConfigError, match=r"other samples than it began with .*read_at_once was 2, is 4"):
+        run(data, "schedule=constant", "micro_batch=4")
+
+
+def test_changed_data_is_refused_on_resume(write_data: Write, run: Any) -> None:
+    run(write_data(), "num_steps=2")
+    with pytest.raises(ConfigError, match="rows_in_use was 10, is 9"):
+        run(write_data(sources={EMPTY: None}), "max_dropped_share=0.1")
+
+
+def test_laws_can_be_balanced_and_levels_shown_each(write_data: Write, run: Any) -> None:
+    data = write_data()
+    balanced = run(data, "order.balance=law", name="balanced")
+    each = run(data, "levels.mode=each", "levels.explicit=1", name="each")
+    assert json.loads((each / "order.json").read_text())["samples_an_epoch"] == 20
+    assert adapter_bytes(balanced, 5) != adapter_bytes(each, 5)
+
+
+def test_mixture_trains_and_names_rows_by_member(write_data: Write, run_smoke: Callable[..., Path]) -> None:
+    data = write_data(sources={EMPTY: None})
+    folder = run_smoke(
+        *SHORT, "data=mixture", "+data@data.members.own=pica100k", "+data@data.members.world=scenes",
+        f"data.members.own.path={data}", "+data.weights={own: 0.5, world: 0.5}", "max_dropped_share=0.1",
+    )  # fmt: skip
+    assert dropped_of(folder) == [(0, "own/train-0.parquet:6", "no source picture")]
