@@ -121,7 +121,7 @@ def _opened(address: str) -> Any:
 
 def _stamp(address: str) -> str:
     """Names a file and its state: name, size and time here, what its store tells of it elsewhere."""
-    import fsspec  # type: ignore[import-untyped]
+    import fsspec
 
     if "://" not in address:
         return stamp(Path(address))

@@ -129,10 +129,12 @@ class PictureFile:
         """
         try:
             return self.path.open("rb")
-        except OSError as error:
+        # A name with a null sign, or one that the locale cannot spell, is a ValueError.
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise DatasetRowError(
                 f"{self.named_by} names the picture '{self.path.name}', but {self.path} is no file that can be read: "
-                f"{error.strerror}. Names must be exact.",
+                f"{reason}. Names must be exact.",
                 reason=RowProblem.MISSING_FILE,
             ) from error
 
@@ -146,7 +148,7 @@ def stamp(path: Path) -> str:
     """Returns name, size and time of a file, or its name alone if there is none."""
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return path.name
     return f"{path.name}/{status.st_size}/{status.st_mtime_ns}"
 

@@ -19,6 +19,7 @@ from pyarrow import parquet
 import physedit.conf
 from physedit.data_loaders.images import decode_rgb
 from physedit.data_loaders.mira400k import Mira400k
+from physedit.data_loaders.mixture import Mixture
 from physedit.data_loaders.pairs import Pairs
 from physedit.data_loaders.pica100k import Pica100k
 from physedit.data_loaders.problems import RowProblem
@@ -141,6 +142,10 @@ def mira400k(folder: Path, **options: object) -> EditDataset:
     return Mira400k(path=str(folder), **options)
 
 
+def mixture(folder: Path, **options: object) -> EditDataset:
+    return Mixture(members={"pica": pica100k(folder, **options)}, weights={"pica": 1.0})
+
+
 PAIRS = {"source": "in", "target": "out", "instruction": "say", "level": "explicit"}
 BUILDERS = {
     pica100k: Pica100k,
@@ -152,6 +157,7 @@ BUILDERS = {
     pairs_saved_to_disk: Pairs,
     pairs_in_tars: Pairs,
     mira400k: Mira400k,
+    mixture: Mixture,
 }
 
 

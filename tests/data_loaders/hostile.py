@@ -227,6 +227,7 @@ LINES: Mapping[str, bytes] = {
     "absent_source": _json("absent_source", source="pictures/absent.png"),
     "nearly_named": _json("nearly_named", source="pictures/plain_.png"),
     "folder": _json("folder", target="pictures/folder.png"),
+    "null_sign_in_name": _json("null_sign_in_name", source="pictures/plain\0.png"),
     "null_source": _json("null_source", source=None),
     "empty_source": _json("empty_source", source=""),
     "null_target": _json("null_target", target=None),
@@ -269,7 +270,9 @@ EXPECTED_OF_LINES = {
     **dict.fromkeys(
         ("snow_and_smile", "windows_line", "marked", "long", "padded", "target_of_other_size"), Expected(None)
     ),
-    **dict.fromkeys(("absent_source", "nearly_named", "folder"), Expected(RowProblem.MISSING_FILE)),
+    **dict.fromkeys(
+        ("absent_source", "nearly_named", "folder", "null_sign_in_name"), Expected(RowProblem.MISSING_FILE)
+    ),
     **dict.fromkeys(("null_source", "empty_source"), Expected(RowProblem.NO_SOURCE)),
     **dict.fromkeys(("null_target", "number_target", "lacks_target"), Expected(RowProblem.NO_TARGET)),
     "broken_target": Expected(RowProblem.UNREADABLE),
