@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from physedit.data_loaders.encoded import EncodedBatch, EncodedRows, called
 from physedit.data_loaders.sample import (
     DatasetRowError,
     DroppedRow,
@@ -33,7 +34,7 @@ class PositionedBatch:
     """
 
     positions: tuple[int, ...]
-    batch: EditBatch
+    batch: EditBatch | EncodedBatch
     dropped: tuple[DroppedRow, ...] = ()
 
 
@@ -90,6 +91,7 @@ class TrainingBatches:
         start_position: int = 0,
         stop_position: int | None = None,
         num_workers: int = 0,
+        encoded: EncodedRows | None = None,
     ) -> None:
         """Prepares the batches; nothing is decoded yet.
 
@@ -100,6 +102,7 @@ class TrainingBatches:
             start_position: slots that the run has consumed over all ranks.
             stop_position: the run's total of slots over all ranks, beyond which none is decoded; or None.
             num_workers: processes that decode ahead; 0 decodes in this process.
+            encoded: reads the pairs from an encoded store; None decodes their pictures.
 
         Raises:
             ValueError: a level the data set lacks, a plan for another micro batch, positions that are negative or no
@@ -109,7 +112,7 @@ class TrainingBatches:
         _check_positions(start_position, stop_position, share)
         if plan.unit not in (1, share.micro_batch):
             raise ValueError(f"The plan of the run is for micro batches of {plan.unit}, not of {share.micro_batch}.")
-        self._reader = _Reader(dataset, plan)
+        self._reader = _Reader(plan, _Decoder(dataset, plan) if encoded is None else encoded)
         self._share = share
         self._start = start_position
         self._stop = stop_position
@@ -138,23 +141,32 @@ _Read = PositionedBatch | DatasetRowError
 class _Reader(Dataset[_Read]):
     """Maps the positions of a micro batch to it: all that a worker needs to know."""
 
+    def __init__(self, plan: RunPlan, rows: "_Decoder | EncodedRows") -> None:
+        self._plan = plan
+        self._rows = rows
+
+    def __getitem__(self, positions: tuple[int, ...]) -> _Read:
+        try:
+            batch, dropped = self._rows.read([self._plan.at(position) for position in positions])
+        except DatasetRowError as error:
+            return error
+        return PositionedBatch(positions, batch, dropped)
+
+
+class _Decoder:
+    """Reads micro batches by decoding their pictures."""
+
     def __init__(self, dataset: EditDataset, plan: RunPlan) -> None:
         self._dataset = dataset
         self._plan = plan
 
-    def __getitem__(self, positions: tuple[int, ...]) -> _Read:
-        slots = [self._plan.at(position) for position in positions]
+    def read(self, slots: Sequence[Slot]) -> tuple[EditBatch, tuple[DroppedRow, ...]]:
         found = [None if slot.row is None else self._read(slot.row, slot) for slot in slots]
         samples = [each for each in found if isinstance(each, EditSample)]
         stand_in = samples[0] if samples else self._blank(slots)
-        filled = [
-            each if isinstance(each, EditSample) else replace(stand_in, sample_id=_called(each)) for each in found
-        ]
-        try:
-            batch = collate(filled, [float(isinstance(each, EditSample)) for each in found])
-        except DatasetRowError as error:
-            return error
-        return PositionedBatch(positions, batch, tuple(each for each in found if isinstance(each, DroppedRow)))
+        filled = [each if isinstance(each, EditSample) else replace(stand_in, sample_id=called(each)) for each in found]
+        batch = collate(filled, [float(isinstance(each, EditSample)) for each in found])
+        return batch, tuple(each for each in found if isinstance(each, DroppedRow))
 
     def _read(self, row: int, slot: Slot) -> EditSample | DroppedRow:
         try:
@@ -182,10 +194,6 @@ class _Reader(Dataset[_Read]):
 def _size(picture: torch.Tensor) -> tuple[int, int]:
     height, width = picture.shape[-2:]
     return height, width
-
-
-def _called(missing: DroppedRow | None) -> str:
-    return "nothing" if missing is None else f"nothing for {missing.name.sample_id}"
 
 
 class _MicroBatches(Sampler[tuple[int, ...]]):

@@ -20,5 +20,8 @@ class RowProblem(StrEnum):
     BLANK_PROMPT = "blank prompt"
     PROMPT_NO_TEXT = "prompt is no text"
     NOT_UTF8 = "text is not UTF-8"
+    NOT_FINITE = "encoded to not-a-number"
+    """Its latents or text states hold NaN or infinity."""
+    DAMAGED_ENTRY = "damaged entry of the encoded cache"
     NO_ROW = "line is no row"
     """A line of a table that is no JSON object, or has more cells than the table has columns."""

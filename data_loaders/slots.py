@@ -120,6 +120,11 @@ class RunPlan:
         return int(self._usable.sum())
 
     @property
+    def shown(self) -> Sequence[tuple[int, tuple[PromptLevel, ...]]]:
+        """Rows that are shown, in ascending order, each with the levels it is shown at."""
+        return sorted((row, leaf.levels) for leaf in self._leaves for row in leaf.rows.tolist())
+
+    @property
     def num_samples(self) -> int:
         """Samples of one epoch of every member, and law where laws are balanced."""
         return sum(leaf.num_samples for leaf in self._leaves)

@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from physedit.data_loaders.encoded import EncodedBatch
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat
-from physedit.models.encoding import EncoderSet, Latents
+from physedit.models.encoding import EncoderSet, Latents, joined_latents, latents_from_tensors
 from physedit.models.sizes import PictureSizes
 
 LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
@@ -48,6 +49,26 @@ def join(latents: Latents, text: Mapping[str, Tensor]) -> Conditioning:
         change=latents.change,
         time_shift=latents.time_shift,
     )
+
+
+def conditioning_of(backbone: "Backbone", batch: EditBatch | EncodedBatch, device: torch.device) -> Conditioning:
+    """Returns what ``backbone.encode`` makes of a batch, from what was kept of it if it is encoded already.
+
+    Args:
+        backbone: whose own encoded pairs these are.
+        batch: pictures, or encoded pairs.
+        device: where the conditioning of encoded pairs is to be.
+
+    Raises:
+        PictureSizeError: pictures of the batch are edited at unlike sizes, or are too many.
+    """
+    if isinstance(batch, EditBatch):
+        return backbone.encode(batch)
+    latents = joined_latents([latents_from_tensors(tensors, device) for tensors in batch.latents])
+    if batch.texts:
+        kept = [{name: value.to(device) for name, value in text.items()} for text in batch.texts]
+        return join(latents, backbone.join_text(kept))
+    return join(latents, backbone.encode_text(batch.given, batch.instructions))
 
 
 class Backbone(Protocol):

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from physedit.data_loaders.sample import PictureSizeError
+
 EncoderKind = Literal["pictures", "text"]
 """What encodes pictures (the VAE), and what encodes instructions (the text encoders)."""
 
@@ -49,7 +51,18 @@ class EncoderSet(Protocol):
 
 
 def joined_latents(parts: Sequence[Latents]) -> Latents:
-    """Returns the latents of several batches, which must share their sizes, as one batch."""
+    """Returns the latents of several batches as one.
+
+    Raises:
+        PictureSizeError: they are not of the same sizes, or numbers of pictures.
+    """
+    sizes = {tuple(picture.shape[1:] for picture in (part.target, *part.sources)) for part in parts}
+    if len(sizes) > 1:
+        raise PictureSizeError(
+            "A batch needs pairs that are edited at one size with equally many references, but pairs of this one have "
+            f"latents of {' and '.join(str([tuple(shape) for shape in each]) for each in sorted(sizes))}. Set "
+            "micro_batch=1."
+        )
     return Latents(
         target=torch.cat([part.target for part in parts]),
         sources=tuple(torch.cat(sources) for sources in zip(*(part.sources for part in parts), strict=True)),

@@ -312,7 +312,8 @@ class FluxKontext:
             self._latent_memo.get(picture_digest(picture), partial(self._encode_picture, picture))
             for picture in pictures
         ]
-        return torch.cat([latents for (latents,) in kept])
+        # Contiguous, as a stored copy is: sums over other strides round otherwise.
+        return torch.cat([latents for (latents,) in kept]).contiguous()
 
     def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
         self._parts.fetch_vae()

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from physedit.data_loaders.loader import PositionedBatch
 from physedit.data_loaders.sample import DroppedRow
-from physedit.models.backbone import Backbone
+from physedit.models.backbone import Backbone, conditioning_of
 from physedit.train.dropped import DroppedRows
 from physedit.train.objective import LossTerms, Objective
 from physedit.train.optim import Schedule, set_learning_rate
@@ -178,7 +178,7 @@ def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
 
 def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
     """Returns the loss of one micro batch; its noise and dropout depend on seed and positions alone."""
-    conditioning = trainer.backbone.encode(positioned.batch)
+    conditioning = conditioning_of(trainer.backbone, positioned.batch, trainer.accelerator.device)
     draws = draw(trainer.seed, positioned.positions, conditioning.target)
     with dropping_out(trainer, positioned.positions[0]):
         terms = trainer.objective.loss(
