@@ -25,6 +25,9 @@ CompileBackend = Literal["inductor", "aot_eager"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ENCODING_VERSION = 1
 """Raised when the same pictures and instructions would be encoded otherwise; encoded caches of before do not count."""
+_COMPILED_VARIANTS = 64
+"""torch's own limit of 8, beyond which blocks run uncompiled, is passed by training, evaluation with and without the
+adapter, each at two sizes and more, of blocks with unlike adapters."""
 _VAE = "vae"
 _DENOISER = "transformer"
 
@@ -94,7 +97,9 @@ class PipelineParts:
         if memory.gradient_checkpointing:
             pipeline.transformer.enable_gradient_checkpointing(_checkpointed)
         if memory.compile_blocks is not None:
-            pipeline.transformer.compile_repeated_blocks(backend=memory.compile_blocks)
+            pipeline.transformer.compile_repeated_blocks(
+                backend=memory.compile_blocks, recompile_limit=_COMPILED_VARIANTS
+            )
 
     @property
     def text_encoders(self) -> tuple[str, ...]:

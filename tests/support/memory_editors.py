@@ -51,13 +51,13 @@ def velocity(backbone: Editor, conditioning: Conditioning) -> Tensor:
     return backbone.velocity(backbone.denoiser, noise, sigma, conditioning)
 
 
-def edit(backbone: Editor, source: Tensor, prompt: str = "Remove the ball.") -> Tensor:
+def edit(backbone: Editor, source: Tensor, guidance: float = 2.5) -> Tensor:
     return backbone.edit(
         backbone.denoiser,
         [(source,)],
-        [prompt],
+        ["Remove the ball."],
         num_steps=2,
-        guidance=backbone.default_guidance,
+        guidance=guidance,
         generators=[torch.Generator().manual_seed(7)],
     )
 
