@@ -67,11 +67,22 @@ class ArrowRows:
 
     def row(self, index: int) -> Mapping[str, object]:
         """Returns the columns of row ``index``; no picture is copied."""
-        columns = self._table.data
-        row: dict[str, object] = {name: columns.column(name)[index].as_py() for name in self._texts}
-        for name in self._pictures:
-            row[name] = self._picture(columns.column(name)[index], name, index)
-        return row
+        row: dict[str, object] = {name: self._table.data.column(name)[index].as_py() for name in self._texts}
+        return row | {name: self.picture(index, name) for name in self._pictures}
+
+    def picture(self, index: int, column: str) -> StoredPicture | None:
+        """Returns the picture in one cell, if there is one."""
+        cell = self._table.data.column(column)[index]
+        if not cell.is_valid:
+            return None
+        if cell["bytes"].is_valid:
+            buffer = cell["bytes"].as_buffer()
+            return ArrowPicture(buffer) if buffer.size else None
+        path = cell["path"].as_py()
+        if not path:
+            return None
+        origin = self.origin(index)
+        return PictureFile(Path(origin.file).parent / path, f"Column '{column}' in {origin}")
 
     def texts(self, column: str) -> Sequence[object]:
         """Returns one text column of all rows."""
@@ -90,18 +101,6 @@ class ArrowRows:
     def fingerprint(self) -> str:
         """Names the files by name, size and time. Pictures that rows only name by path are not looked at."""
         return digest(["arrow", *map(stamp, self._files)])
-
-    def _picture(self, cell: Any, column: str, index: int) -> StoredPicture | None:
-        if not cell.is_valid:
-            return None
-        if cell["bytes"].is_valid:
-            buffer = cell["bytes"].as_buffer()
-            return ArrowPicture(buffer) if buffer.size else None
-        path = cell["path"].as_py()
-        if not path:
-            return None
-        origin = self.origin(index)
-        return PictureFile(Path(origin.file).parent / path, f"Column '{column}' in {origin}")
 
 
 def parquet_rows(files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> ArrowRows:

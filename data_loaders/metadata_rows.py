@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,16 +88,19 @@ class MetadataRows:
         Raises:
             DatasetRowError: the line cannot be read.
         """
-        cells = self._rows[index]
-        if isinstance(cells, _Broken):
-            raise cells.error()
-        row = dict(zip(self._columns, cells, strict=True))
-        for column in self._pictures:
-            name = row[column]
-            if isinstance(name, str):
-                named_by = f"Column '{column}' in {self.origin(index)}"
-                row[column] = PictureFile(self._folder / name, named_by) if name else None
-        return row
+        row = dict(zip(self._columns, self._cells(index), strict=True))
+        return row | {column: self.picture(index, column) for column in self._pictures}
+
+    def picture(self, index: int, column: str) -> object:
+        """Returns the file that one cell names; an empty cell names none.
+
+        Raises:
+            DatasetRowError: the line cannot be read.
+        """
+        name = self._cells(index)[self._columns.index(column)]
+        if not isinstance(name, str):
+            return name
+        return PictureFile(self._folder / name, f"Column '{column}' in {self.origin(index)}") if name else None
 
     def texts(self, column: str) -> Sequence[object]:
         """Returns one column of all rows."""
@@ -113,19 +117,45 @@ class MetadataRows:
 
     def fingerprint(self) -> str:
         """Names the table and every picture file in it by name, size and time."""
-        names = {str(name): None for column in self._pictures for name in self.texts(column) if name}
-        return digest(["table", stamp(self._file), *(f"{name} {stamp(self._folder / name)}" for name in names)])
+        names = {name: None for column in self._pictures for name in self.texts(column) if isinstance(name, str)}
+        return digest(["table", stamp(self._file), *_stamps(self._folder, list(names))])
+
+    def _cells(self, index: int) -> tuple[object, ...]:
+        cells = self._rows[index]
+        if isinstance(cells, _Broken):
+            raise cells.error()
+        return cells
 
 
 def _not_utf8(file: Path, number: int, columns: Sequence[str], cells: Sequence[object]) -> _Broken | None:
     for column, cell in zip(columns, cells, strict=True):
-        for sign in cell if isinstance(cell, str) else ():
-            if ord(sign) in _ESCAPES:
-                shown = f"byte 0x{ord(sign) - 0xDC00:02x} in column '{column}'"
-                return _Broken(
-                    f"Line {number} of {file} is not UTF-8: {shown}. Save the file as UTF-8.", RowProblem.NOT_UTF8
-                )
+        if not isinstance(cell, str):
+            continue
+        try:
+            cell.encode()
+        except UnicodeEncodeError as error:
+            code = ord(cell[error.start])
+            shown = f"byte 0x{code - 0xDC00:02x}" if code in _ESCAPES else f"half a sign, \\u{code:04x}"
+            message = f"Line {number} of {file} is not UTF-8: {shown} in column '{column}'. Save the file as UTF-8."
+            return _Broken(message, RowProblem.NOT_UTF8)
     return None
+
+
+def _stamps(folder: Path, names: Sequence[str]) -> list[str]:
+    """Returns name, size and time of each file, or its name alone; each folder is listed once."""
+    parts = [os.path.split(name) for name in names]
+    wanted: dict[str, set[str]] = {}
+    for start, last in parts:
+        wanted.setdefault(start, set()).add(last)
+    found: dict[tuple[str, str], str] = {}
+    for start, lasts in wanted.items():
+        try:
+            with os.scandir(folder / start) as entries:
+                status = {entry.name: entry.stat() for entry in entries if entry.name in lasts}
+        except (OSError, ValueError):
+            continue
+        found |= {(start, last): f"{each.st_size}/{each.st_mtime_ns}" for last, each in status.items()}
+    return [f"{name}/{found.get(part, '')}" for name, part in zip(names, parts, strict=True)]
 
 
 def _csv_rows(file: Path, data: bytes) -> Iterator[_Line]:

@@ -69,6 +69,10 @@ class RowGroupRows:
         cells = self._group(place).slice(index - self._start(place), 1).to_pylist()[0]
         return {name: _picture(cell) if name in self._pictures else cell for name, cell in cells.items()}
 
+    def picture(self, index: int, column: str) -> object:
+        """Returns the picture in one cell, if there is one."""
+        return self.row(index)[column]
+
     def texts(self, column: str) -> Sequence[object]:
         """Returns one text column of all rows, read from every file."""
         return [cell for address in self._addresses for cell in _read_column(address, column)]

@@ -47,6 +47,14 @@ class Rows(Protocol):
         """
         ...
 
+    def picture(self, index: int, column: str) -> object:
+        """Returns the cell that ``row`` would hold of a picture column, without the rest of the row.
+
+        Raises:
+            DatasetRowError: the row itself is broken.
+        """
+        ...
+
     def texts(self, column: str) -> Sequence[object]:
         """Returns one text column of all rows; None where a row is broken."""
         ...

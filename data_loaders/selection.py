@@ -163,7 +163,7 @@ def _side(rows: Rows, columns: PairColumns, selection: Selection) -> Callable[[i
 def _content_key(rows: Rows, column: str, index: int) -> str:
     """Returns a key of the source's bytes; a row without one, which trains nothing, goes by its name."""
     try:
-        picture = rows.row(index)[column]
+        picture = rows.picture(index, column)
         if not isinstance(picture, StoredPicture):
             return f"name/{rows.name(index)}"
         return f"content/{_mark(picture)}"

@@ -1,26 +1,45 @@
-"""Where the members of a tar shard lie: found once, kept in the cache of HF ``datasets``."""
+"""Where the members of a tar shard lie: found once, kept in the cache of HF ``datasets``.
 
-import json
+Shape legend: N samples, P kinds of part.
+"""
+
 import logging
 import tarfile
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from physedit.data_loaders.rows import digest, stamp
 from physedit.data_loaders.sample import DatasetLayoutError
 
 logger = logging.getLogger(__name__)
 
-Members = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Of each key, in the order of the shard, each part's offset and size in bytes."""
-
+ABSENT = -1
 _BLOCK = 512
 _FOLDER = "physedit_tar_index"
 
 
-def members_of(shard: Path) -> Members:
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """The members of a shard.
+
+    Attributes:
+        keys: of the N samples, in the order of their first members.
+        parts: the P parts that occur, in lower case.
+        places: int64 ``[N, P, 2]``, offset and size in bytes; ``ABSENT`` where a sample lacks a part.
+    """
+
+    keys: tuple[str, ...]
+    parts: tuple[str, ...]
+    places: NDArray[np.int64]
+
+
+def index_of(shard: Path) -> ShardIndex:
     """Returns the members of ``shard``, from the kept index if the shard has not changed since.
 
     A member's name up to the first dot behind its last slash is the key, the rest in lower case is the part. Folders,
@@ -31,13 +50,13 @@ def members_of(shard: Path) -> Members:
     """
     kept = _index_file(shard)
     if kept.is_file():
-        found: dict[str, dict[str, list[int]]] = json.loads(kept.read_text("utf-8"))
-        return {key: {part: (at[0], at[1]) for part, at in parts.items()} for key, parts in found.items()}
+        with np.load(kept) as arrays:
+            return ShardIndex(tuple(arrays["keys"].tolist()), tuple(arrays["parts"].tolist()), arrays["places"])
     started = time.monotonic()
-    members = _scan(shard)
-    _write(kept, members)
-    logger.info("Found %d samples in %s in %.1f s.", len(members), shard.name, time.monotonic() - started)
-    return members
+    index = _packed(_scan(shard))
+    _write(kept, index)
+    logger.info("Found %d samples in %s in %.1f s.", len(index.keys), shard.name, time.monotonic() - started)
+    return index
 
 
 def _scan(shard: Path) -> dict[str, dict[str, tuple[int, int]]]:
@@ -64,7 +83,7 @@ def _scan(shard: Path) -> dict[str, dict[str, tuple[int, int]]]:
     return members
 
 
-def _refuse_cut(shard: Path, end: int, members: Members) -> None:
+def _refuse_cut(shard: Path, end: int, members: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
     """Refuses a shard that ends early or has a hole: tarfile stops there without a word."""
     last = max((offset + size for parts in members.values() for offset, size in parts.values()), default=0)
     with shard.open("rb") as stream:
@@ -74,15 +93,24 @@ def _refuse_cut(shard: Path, end: int, members: Members) -> None:
         raise DatasetLayoutError(f"{shard} is damaged at byte {end}. Download or write it again.")
 
 
+def _packed(members: Mapping[str, Mapping[str, tuple[int, int]]]) -> ShardIndex:
+    parts = tuple(dict.fromkeys(part for found in members.values() for part in found))
+    places = np.full((len(members), len(parts), 2), ABSENT, dtype=np.int64)
+    for sample, found in zip(places, members.values(), strict=True):
+        for part, place in found.items():
+            sample[parts.index(part)] = place
+    return ShardIndex(tuple(members), parts, places)
+
+
 def _index_file(shard: Path) -> Path:
     from datasets import config
 
-    return Path(config.HF_DATASETS_CACHE) / _FOLDER / f"{digest([str(shard.resolve()), stamp(shard)])}.json"
+    return Path(config.HF_DATASETS_CACHE) / _FOLDER / f"{digest([str(shard.resolve()), stamp(shard)])}.npz"
 
 
-def _write(file: Path, members: Members) -> None:
+def _write(file: Path, index: ShardIndex) -> None:
     """Writes the index whole or not at all: other processes may look for it meanwhile."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as stream:
-        json.dump(members, stream)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as stream:
+        np.savez(stream, keys=np.array(index.keys), parts=np.array(index.parts), places=index.places)
     Path(stream.name).replace(file)

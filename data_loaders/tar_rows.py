@@ -19,7 +19,7 @@ from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.rows import digest, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, Origin
 from physedit.data_loaders.tables import require_columns
-from physedit.data_loaders.tar_index import members_of
+from physedit.data_loaders.tar_index import ABSENT, ShardIndex, index_of
 
 _JSON = "json"
 
@@ -67,15 +67,14 @@ class TarRows:
         """
         self._shards = tuple(shards)
         self._texts, self._pictures = tuple(texts), tuple(pictures)
-        indexes = [members_of(shard) for shard in shards]
-        self._keys = [key for index in indexes for key in index]
-        self._ends = list(itertools.accumulate(len(index) for index in indexes))
+        indexes = [index_of(shard) for shard in shards]
+        self._keys = [key for index in indexes for key in index.keys]
+        self._ends = list(itertools.accumulate(len(index.keys) for index in indexes))
         if not self._keys:
             raise DatasetLayoutError(f"{', '.join(map(str, shards))}: the data set has no rows.")
-        samples = [parts for index in indexes for parts in index.values()]
         self._columns = (*self._texts, *self._pictures, _JSON)
-        self._places: NDArray[np.int64] = _places(samples, self._columns)  # [N, K, 2]
-        self._fields = self._texts_in_json(samples)
+        self._places = np.concatenate([_places(index, self._columns) for index in indexes])  # [N, K, 2]
+        self._fields = self._texts_in_json(dict.fromkeys(part for index in indexes for part in index.parts))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -86,7 +85,7 @@ class TarRows:
         Raises:
             DatasetRowError: a text is no UTF-8, or the ``json`` part no JSON object.
         """
-        row: dict[str, object] = {name: self._member(index, name) for name in self._pictures}
+        row: dict[str, object] = {name: self.picture(index, name) for name in self._pictures}
         for name in self._texts:
             member = None if name in self._fields else self._member(index, name)
             row[name] = None if member is None else self._decoded(member, index, name)
@@ -94,6 +93,10 @@ class TarRows:
             fields = self._json(index)
             row.update({name: fields.get(name) for name in self._fields})
         return row
+
+    def picture(self, index: int, column: str) -> object:
+        """Returns the member that holds a picture, if the sample has it."""
+        return self._member(index, column)
 
     def texts(self, column: str) -> Sequence[object]:
         """Returns one text column of all rows, each read from its shard."""
@@ -153,25 +156,25 @@ class TarRows:
         except DatasetRowError:
             return None
 
-    def _texts_in_json(self, samples: Sequence[Mapping[str, tuple[int, int]]]) -> frozenset[str]:
+    def _texts_in_json(self, parts: Mapping[str, None]) -> frozenset[str]:
         """Returns the text columns that are fields of the part ``json``; refuses columns that are nowhere."""
         nowhere = [name for place, name in enumerate(self._columns[:-1]) if (self._places[:, place, 0] < 0).all()]
         first = int(np.argmax(self._places[:, -1, 0] >= 0))
         fields = self._json(first) if nowhere else {}
-        parts = dict.fromkeys(part for parts in samples for part in parts)
-        found = {**{part: None for part in parts if part != _JSON}, **dict.fromkeys(fields)}
         lacking = [name for name in nowhere if name not in fields or name in self._pictures]
         if lacking:
-            require_columns(str(self._shards[0]), {name: None for name in found if name not in lacking}, lacking)
+            found = [name for name in (*parts, *fields) if name != _JSON and name not in lacking]
+            require_columns(str(self._shards[0]), dict.fromkeys(found), lacking)
         return frozenset(nowhere)
 
 
-def _places(samples: Sequence[Mapping[str, tuple[int, int]]], columns: Sequence[str]) -> NDArray[np.int64]:
-    places = np.full((len(samples), len(columns), 2), -1, dtype=np.int64)
-    for row, parts in enumerate(samples):
-        by_stem = {part.rpartition(".")[0]: place for part, place in parts.items() if "." in part}
-        for number, column in enumerate(columns):
-            place = parts.get(column.lower(), by_stem.get(column.lower()))
-            if place is not None:
-                places[row, number] = place
+def _places(index: ShardIndex, columns: Sequence[str]) -> NDArray[np.int64]:
+    """Returns where each column lies, ``[N, K, 2]``: the part of its name, or one of that name with any ending."""
+    places = np.full((len(index.keys), len(columns), 2), ABSENT, dtype=np.int64)
+    for number, column in enumerate(map(str.lower, columns)):
+        # The part of the exact name comes last, and so counts where a sample has several.
+        for part in sorted(range(len(index.parts)), key=lambda place: index.parts[place] == column):
+            if column in (index.parts[part], index.parts[part].rpartition(".")[0]):
+                given = index.places[:, part, 0] >= 0
+                places[given, number] = index.places[given, part]
     return places
