@@ -56,18 +56,20 @@ class Objective(Protocol):
 class FlowMatching:
     """Rectified flow: x_t = (1 - sigma) x_0 + sigma n, and the model predicts n - x_0.
 
-    Sigma is logit-normal and then shifted as the pipeline shifts its own schedule for the target's size.
+    Sigma is drawn from ``distribution`` and then shifted as the pipeline shifts its own schedule for the target's size.
 
     Source: Esser et al. 2024 (arXiv 2403.03206), equations 12, 13 (flow), 19 (logit-normal), 23 (shift).
 
     Attributes:
-        sigma_mean: mean of the logit-normal before the shift.
+        distribution: ``logit_normal`` or ``uniform``, before the shift.
+        sigma_mean: mean of the logit-normal's logit.
         sigma_std: its standard deviation.
         shift: ``pipeline`` shifts by the pipeline's own mu for the target size; ``none`` leaves sigma as drawn.
         changed_weight: weight of the cells that the edit changes against 1 for the others, then scaled so that
             the mean weight of every sample is 1. 1.0 is the plain mean squared error.
     """
 
+    distribution: Literal["logit_normal", "uniform"] = "logit_normal"
     sigma_mean: float = 0.0
     sigma_std: float = 1.0
     shift: Literal["pipeline", "none"] = "pipeline"
@@ -76,6 +78,13 @@ class FlowMatching:
     def __post_init__(self) -> None:
         if self.shift not in ("pipeline", "none"):
             raise ValueError(f"objective.shift={self.shift} is not known. Use pipeline or none.")
+        if self.distribution not in ("logit_normal", "uniform"):
+            raise ValueError(f"objective.distribution={self.distribution} is not known. Use logit_normal or uniform.")
+        if self.distribution == "uniform" and (self.sigma_mean, self.sigma_std) != (0.0, 1.0):
+            raise ValueError(
+                f"objective.sigma_mean={self.sigma_mean} and objective.sigma_std={self.sigma_std} have no effect with "
+                f"objective.distribution=uniform. Leave them at 0 and 1, or use logit_normal."
+            )
         if self.sigma_std <= 0 or self.changed_weight < 1:
             raise ValueError(
                 f"objective.sigma_std={self.sigma_std} must be positive and "
@@ -93,8 +102,11 @@ class FlowMatching:
         return LossTerms(per_sample.mean(), per_sample, sigma)
 
     def sigma(self, normal: Tensor, time_shift: float) -> Tensor:
-        """Maps standard normal draws ``[B]`` to noise levels ``[B]`` in (0, 1), float32."""
-        plain = torch.sigmoid(self.sigma_mean + self.sigma_std * normal.float())
+        """Maps standard normal draws ``[B]`` to noise levels ``[B]`` in 0..1, float32."""
+        if self.distribution == "uniform":
+            plain = torch.special.ndtr(normal.float())
+        else:
+            plain = torch.sigmoid(self.sigma_mean + self.sigma_std * normal.float())
         if self.shift == "none":
             return plain
         factor = math.exp(time_shift)
