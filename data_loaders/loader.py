@@ -112,6 +112,7 @@ class TrainingBatches:
         _check_positions(start_position, stop_position, share)
         if plan.unit not in (1, share.micro_batch):
             raise ValueError(f"The plan of the run is for micro batches of {plan.unit}, not of {share.micro_batch}.")
+        self._plan = plan
         self._reader = _Reader(plan, _Decoder(dataset, plan) if encoded is None else encoded)
         self._share = share
         self._start = start_position
@@ -119,6 +120,7 @@ class TrainingBatches:
         self._num_workers = num_workers
 
     def __iter__(self) -> Iterator[PositionedBatch]:
+        self._plan.at(self._start)  # forked workers find the epoch in memory instead of each making its own
         loader = DataLoader(
             self._reader,
             sampler=_MicroBatches(self._share, self._start, self._stop),

@@ -84,8 +84,8 @@ class BucketEpochs:
         self._seed = seed
         self._stream = stream
         _refuse_none(len(buckets))
-        _, counts = np.unique(buckets, return_counts=True)
-        self.num_slots = int((-(-counts // micro_batch)).sum()) * micro_batch
+        _, self._counts = np.unique(buckets, return_counts=True)
+        self.num_slots = int((-(-self._counts // micro_batch)).sum()) * micro_batch
         self._epochs = _Epochs(self._slots)
 
     def at(self, slot: int) -> int:
@@ -98,10 +98,10 @@ class BucketEpochs:
 
     def _slots(self, epoch: int) -> NDArray[np.int64]:
         """Returns the samples of an epoch's slots, int64 ``[S]``."""
-        size = self._micro_batch
+        size, counts = self._micro_batch, self._counts
         shuffled = _permutation(len(self._buckets), self._seed, self._stream, epoch)
         by_bucket = shuffled[np.argsort(self._buckets[shuffled], kind="stable")]
-        _, starts, counts = np.unique(self._buckets[by_bucket], return_index=True, return_counts=True)
+        starts = np.cumsum(counts) - counts
         num_batches = -(-counts // size)
         first_slots = (np.cumsum(num_batches) - num_batches) * size
         slots = np.full(self.num_slots, EMPTY, np.int64)
