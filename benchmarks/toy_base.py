@@ -1,6 +1,7 @@
-"""Scores the shipped toy editor without an adapter, by law: the table in models/toy/README.md.
+"""Scores a shipped toy editor without an adapter, by law: the tables in models/toy/README.md.
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py                                300 scenes, about one minute
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py --backbone qwen_image_edit
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py --scenes 20 --level explicit
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/toy_base.py --weights DIR                  a rebuilt one
 """
@@ -17,21 +18,25 @@ from physedit.eval_hooks.judges.judge import JudgeQuestion
 from physedit.eval_hooks.judges.pixel_rules import PixelRuleJudge
 from physedit.eval_hooks.metrics.consistency import psnr_outside
 from physedit.eval_hooks.picabench.generate import item_generator
+from physedit.models.backbone import Backbone
 from physedit.models.flux_kontext import FluxKontext
+from physedit.models.qwen_image_edit import QwenImageEdit
 
 FIRST_SEED = 3_000_000
-"""Scenes the toy editor was never trained on."""
+"""Scenes the toy editors were never trained on."""
+PICTURE_AREA_PX = 64 * 64
 
 
 def main() -> None:
     """Prints a row per law: physics and semantic accuracy in percent, PSNR outside the edit in dB."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", choices=["flux_kontext", "qwen_image_edit"], default="flux_kontext")
     parser.add_argument("--scenes", type=int, default=50, help="scenes of each law")
     parser.add_argument("--level", choices=[level.value for level in PromptLevel], default="superficial")
     parser.add_argument("--weights", default="toy")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    editor = FluxKontext(weights=arguments.weights, dtype="float32", max_text_tokens=24)
+    editor = load_flux(arguments.weights) if arguments.backbone == "flux_kontext" else load_qwen(arguments.weights)
     right: dict[tuple[str, str], list[bool]] = defaultdict(list)
     psnr: dict[str, list[float]] = defaultdict(list)
     for law in LAWS:
@@ -44,14 +49,30 @@ def main() -> None:
         print(f"| {law} | {percent(right[law, 'physics'])} | {percent(right[law, 'semantic'])} | {decibel} |")
 
 
-def edit(editor: FluxKontext, scenes: list[Scene], level: str) -> torch.Tensor:
-    """Returns the edits ``[B, 3, 64, 64]`` uint8 of scenes by the stock pipeline, 8 steps, guidance 2.5."""
+def load_flux(weights: str) -> FluxKontext:
+    """Returns the Kontext editor, with the guidance it was trained around."""
+    return FluxKontext(weights=weights, dtype="float32", area_px=PICTURE_AREA_PX, max_text_tokens=24, edit_guidance=2.5)
+
+
+def load_qwen(weights: str) -> QwenImageEdit:
+    """Returns the Qwen editor without true guidance, for it never learnt a negative prompt."""
+    return QwenImageEdit(
+        weights=weights,
+        dtype="float32",
+        pipeline="QwenImageEditPipeline",
+        area_px=PICTURE_AREA_PX,
+        edit_guidance=1.0,
+    )
+
+
+def edit(editor: Backbone, scenes: list[Scene], level: str) -> torch.Tensor:
+    """Returns the edits ``[B, 3, 64, 64]`` uint8 of scenes by the stock pipeline, 8 steps."""
     return editor.edit(
         editor.denoiser,
-        torch.stack([torch.from_numpy(scene.source.copy()).permute(2, 0, 1) for scene in scenes]),
+        [[torch.from_numpy(scene.source.copy()).permute(2, 0, 1)] for scene in scenes],
         [getattr(scene, f"{level}_prompt") for scene in scenes],
         num_steps=8,
-        guidance=2.5,
+        guidance=editor.default_guidance,
         generators=[item_generator(0, scene.law, number) for number, scene in enumerate(scenes)],
     )
 

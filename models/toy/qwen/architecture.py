@@ -34,6 +34,8 @@ _TEXT_HEADS = 4
 _VISION_WIDTH = 32
 _VISION_PATCH_PX = 16
 _MERGED_PATCHES = 2
+_SMALLEST_PX, _LARGEST_PX = 32**2, 1024**2
+"""Areas that the processor leaves as they are."""
 _VAE_WIDTH = 32
 
 
@@ -82,7 +84,7 @@ def _build_processor(tokenizer: Qwen2Tokenizer) -> PictureProcessor:
     image_processor = Qwen2VLImageProcessorPil(
         patch_size=_VISION_PATCH_PX,
         merge_size=_MERGED_PATCHES,
-        size={"shortest_edge": PICTURE_PX**2, "longest_edge": PICTURE_PX**2},
+        size={"shortest_edge": _SMALLEST_PX, "longest_edge": _LARGEST_PX},
     )
     return PictureProcessor(image_processor, tokenizer)
 

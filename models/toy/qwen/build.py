@@ -33,7 +33,7 @@ from physedit.models.toy.work import (
 
 logger = logging.getLogger(__name__)
 
-SHIPPED_SIZE = BuildSize(num_scenes=14_000, decoder_steps=10_000, base_steps=10_500)
+SHIPPED_SIZE = BuildSize(num_scenes=14_000, decoder_steps=6_000, base_steps=8_000)
 DECODER_RATE = 2.5e-3
 BASE_RATE = 1.5e-3
 
