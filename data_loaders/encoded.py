@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,8 +21,6 @@ from physedit.data_loaders.slots import Slot
 
 LEVELS = tuple(PromptLevel)
 """The columns of ``RowKeys.texts``."""
-STORED_SIZES = "stored_sizes"
-"""Name of a tensor beside the latents: int32, height and width of the source and of the target as stored."""
 KEY = f"S{KEY_BYTES}"
 
 
@@ -154,7 +151,7 @@ class EncodedRows:
         """
         found = [None if slot.row is None else self._read(slot.row, slot.level) for slot in slots]
         pairs = [each for each in found if isinstance(each, _EncodedPair)]
-        stand_in = pairs[0] if pairs else self._any_pair()
+        stand_in = pairs[0] if pairs else self._any_pair(slots[0].level)
         filled = [
             each if isinstance(each, _EncodedPair) else replace(stand_in, sample_id=called(each), is_fitted=False)
             for each in found
@@ -193,10 +190,14 @@ class EncodedRows:
         pictures = (pair.source, *pair.references) if self._text is TextSource.LIVE_WITH_PICTURES else ()
         return pair.instruction, tuple(decode_rgb(picture, pair.origin) for picture in pictures)
 
-    def _any_pair(self) -> _EncodedPair:
+    def _any_pair(self, level: PromptLevel) -> _EncodedPair:
         """Returns some pair that can be read, to stand in where a whole micro batch cannot."""
-        for row, level in np.argwhere(self._keys.texts != b"").tolist():
-            pair = self._read(row, LEVELS[level])
+        if self._text is TextSource.CACHED:
+            places = [(row, LEVELS[column]) for row, column in np.argwhere(self._keys.texts != b"").tolist()]
+        else:
+            places = [(row, level) for row in np.flatnonzero(self._keys.latents != b"").tolist()]
+        for row, shown in places:
+            pair = self._read(row, shown)
             if isinstance(pair, _EncodedPair):
                 return pair
         raise DatasetRowError(
@@ -209,11 +210,6 @@ class EncodedRows:
 def called(missing: DroppedRow | None) -> str:
     """Returns the name of a stand-in for ``missing``, or for an empty slot."""
     return "nothing" if missing is None else f"nothing for {missing.name.sample_id}"
-
-
-def stored_sizes(source: Sequence[int], target: Sequence[int]) -> Tensor:
-    """Returns the tensor ``STORED_SIZES`` of two pictures of these heights and widths."""
-    return torch.tensor([list(source), list(target)], dtype=torch.int32)
 
 
 def _digest(picture: bytes) -> str:

@@ -84,6 +84,10 @@ class EncodedStore:
         """True if an entry of ``key`` is there as it was written; reads all of it."""
         return any(self._is_intact(key, place) for place in self._places(key))
 
+    def num_lacking(self, keys: NDArray[np.bytes_]) -> int:
+        """Returns how many of ``keys`` have no entry."""
+        return int((~np.isin(keys, self._keys)).sum())
+
     def num_bytes(self, key: bytes) -> int:
         """Returns the length of the entry of ``key``, 0 if there is none."""
         return max((place.length for place in self._places(key)), default=0)

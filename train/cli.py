@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -109,6 +110,27 @@ def train(
             fail(str(error), 1)
     if _is_rank_0():
         print_results(Path(str(config.output_root)) / str(config.run_name), reports)
+
+
+@app.command()
+def encode(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+) -> None:
+    """Fills the encoded cache of a run with encode=cached, and trains nothing: physedit encode experiment=demo."""
+    given = overrides or []
+    asked = [] if any(override.startswith("encode=") for override in given) else ["encode=cached"]
+    config = compose_config([*asked, *given], config_dir=config_dir)
+    from physedit.train import encode as encoding
+
+    counts = encoding.encode(config)
+    if not _is_rank_0():
+        return
+    if as_json:
+        typer.echo(json.dumps(asdict(counts), indent=2))
+    else:
+        typer.echo(encoding.described(counts))
 
 
 @app.command("eval")

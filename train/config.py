@@ -68,6 +68,20 @@ class OrderConfig:
 
 
 @dataclass
+class EncodeConfig:
+    """Where a training step gets encoded pictures and instructions from: an option of conf/encode."""
+
+    mode: str = "live"
+    """live: the encoders, in each step. cached: files that hold every row encoded."""
+    folder: str | None = None
+    """Of the encoded cache, which runs may share; all processes of a run must see the same one."""
+    text: str | None = None
+    """cached: instructions are in the cache too. live: they are encoded in each step."""
+    write_missing: bool | None = None
+    """Encode rows that the cache lacks before training; false refuses to train then."""
+
+
+@dataclass
 class ScenesConfig:
     """The embedded world that the ``scenes`` options of data and eval read."""
 
@@ -131,6 +145,8 @@ class TrainConfig:
     """The editor: an option of conf/backbone."""
     data: Any = MISSING
     """The edit pairs: an option of conf/data."""
+    encode: EncodeConfig = field(default_factory=EncodeConfig)
+    """Encoded in each step, or once: an option of conf/encode."""
     objective: Any = MISSING
     """The loss: an option of conf/objective."""
     optimizer: Any = MISSING

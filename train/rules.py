@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1
 AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
 ONE_OF = {
     "resume": ("auto", "never"), "device": ("auto", "cpu", "cuda"), "levels.mode": ("draw", "each"),
-    "order.balance": ("none", "law"),
+    "order.balance": ("none", "law"), "encode.mode": ("live", "cached"),
 }  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def check_rules(config: DictConfig) -> None:
             f"run_name={name!r} must be a plain folder name of 1 to 200 printable characters without '/'."
         )
     batches_per_step(config, 1)
+    _check_encode(config)
     _check_backbone(config)
     _check_adapter(config)
     _check_evaluations(config)
@@ -111,17 +112,41 @@ def _check_numbers(key: str, value: object) -> None:
 
 def _check_backbone(config: DictConfig) -> None:
     if config.backbone.get("encoders") == "absent":
-        raise ConfigError(
-            "backbone.encoders=absent leaves out the text encoders, but this run encodes its instructions as it goes "
-            "and edits in its evaluations: there is no cache of encoded data to train from. Use "
-            "backbone.encoders=offload, which has them on the device only while they encode, or resident."
-        )
+        _check_absent(config)
     quantization = config.backbone.get("quantization")
     if quantization is not None and config.device == "cpu":
         raise ConfigError(
             f"backbone.quantization={quantization} needs a CUDA device, but device=cpu was asked. Use device=auto on a "
             "machine with a GPU, or backbone.quantization=null."
         )
+
+
+def _check_absent(config: DictConfig) -> None:
+    instead = "Use backbone.encoders=offload, which has them on the device only while they encode, or resident."
+    if config.encode.text != "cached":
+        raise ConfigError(
+            "backbone.encoders=absent leaves out the text encoders, but this run encodes its instructions as it goes: "
+            f"there is no cache of encoded data to train from (encode=cached, filled before). {instead}"
+        )
+    if config.eval:
+        raise ConfigError(
+            "backbone.encoders=absent leaves out the text encoders, but this run edits in its evaluations "
+            f"({', '.join(sorted(map(str, config.eval)))}). {instead} Or train with eval=none and evaluate afterwards."
+        )
+
+
+def _check_encode(config: DictConfig) -> None:
+    options = {key: config.encode[key] for key in ("folder", "text", "write_missing")}
+    if config.encode.mode == "live":
+        given = [f"encode.{key}={value}" for key, value in options.items() if value is not None]
+        if given:
+            raise ConfigError(f"{', '.join(given)} has no effect with encode=live. Leave it out, or use encode=cached.")
+        return
+    lacking = [f"encode.{key}" for key, value in options.items() if value is None or value == ""]
+    if lacking:
+        raise ConfigError(f"No value for {', '.join(lacking)}, which encode.mode=cached needs. Use encode=cached.")
+    if options["text"] not in ("cached", "live"):
+        raise ConfigError(f"encode.text={options['text']} is not known. Use encode.text=cached or encode.text=live.")
 
 
 def _check_adapter(config: DictConfig) -> None:

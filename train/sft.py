@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig, OmegaConf
 
+from physedit.data_loaders.encoded import EncodedRows
 from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
 from physedit.data_loaders.sample import EditDataset
 from physedit.data_loaders.slots import RunPlan
@@ -19,7 +20,9 @@ from physedit.train.assemble import add_lora, build_checked, build_hooks, start_
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.config import ConfigError
 from physedit.train.dropped import DroppedRows
+from physedit.train.encode import encoded_rows
 from physedit.train.events import Policy, RunEvents
+from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
 from physedit.train.loop import Stopped, Trainer, fit
 from physedit.train.optim import build_optimizer
 from physedit.train.order import build_plan, check_same_plan, unusable_rows, write_plan
@@ -62,18 +65,22 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
 
     backbone.to(accelerator.device)
     plan = build_plan(config, accelerator, backbone, dataset)
-    trainer = build_trainer(config, accelerator, backbone, dataset, plan=plan, share=share)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     accelerator.wait_for_everyone()
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, OmegaConf.to_yaml(config, resolve=True))
     try:
+        encoded = None if config.encode.mode == "live" else encoded_rows(config, accelerator, backbone, dataset, plan)
+        trainer = build_trainer(config, accelerator, backbone, dataset, plan=plan, share=share, encoded=encoded)
         start = restore(trainer, store)
         check_same_plan(plan, folder, start.step)
         if accelerator.is_main_process:
             write_plan(plan, folder)
+            if start.step == 0:
+                write_first_batch(folder / FIRST_BATCH_FILE, dataset, plan, share.global_batch)
         trainer.dropped.start(folder / "dropped.jsonl", start.step, accelerator)
         trainer.dropped.add(unusable_rows(plan, dataset))
+        trainer.dropped.add([(0, row) for row in encoded.dropped] if encoded is not None else [])
         return _run(config, trainer, store, hooks, start, stop)
     finally:
         if lock is not None:
@@ -89,8 +96,12 @@ def build_trainer(
     *,
     plan: RunPlan,
     share: Share,
+    encoded: EncodedRows | None = None,
 ) -> Trainer:
-    """Returns everything the loop uses, at its start; the adapter is in place and on its device."""
+    """Returns everything the loop uses, at its start; the adapter is in place and on its device.
+
+    ``encoded`` reads encoded pairs in place of the data set's pictures.
+    """
     denoiser = backbone.denoiser
     keep_from_broadcast(denoiser)
 
@@ -103,6 +114,7 @@ def build_trainer(
                 start_position=position,
                 stop_position=int(config.num_steps) * int(config.global_batch),
                 num_workers=int(config.num_workers),
+                encoded=encoded,
             )
         )
 
