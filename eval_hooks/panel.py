@@ -3,7 +3,7 @@
 Shape legend: H W pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,15 @@ class PanelItem:
     asked: tuple[Asked, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SheetRow:
+    """A row of a picture sheet: a title, a line of text, and uint8 pictures ``[3, H, W]`` by column name."""
+
+    title: str
+    text: str
+    pictures: Mapping[str, Tensor]
+
+
 def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ...]:
     """Returns up to ``per_law`` items of every law: the first put right, the first with faults left, then by order.
 
@@ -86,13 +95,26 @@ def write_sheet(path: Path, report: EvalReport, *, per_law: int = 1, scale: int 
         FileNotFoundError: as ``choose_panel``.
     """
     panel = choose_panel(report, per_law=per_law)
-    columns = [name for name in COLUMNS if any(name in item.pictures for item in panel)]
-    pictures = [item.pictures["source"] for item in panel]
+    rows = [SheetRow(item.law.replace("_", " "), item.instruction, item.pictures) for item in panel]
+    return draw_sheet(path, COLUMNS, rows, scale=scale)
+
+
+def draw_sheet(path: Path, columns: Sequence[str], rows: Sequence[SheetRow], *, scale: int) -> Path:
+    """Writes a PNG with a row of pictures each, enlarged without smoothing; columns without a picture are left out.
+
+    Args:
+        path: the file to write.
+        columns: names in order.
+        rows: at least one.
+        scale: how many times the pictures are enlarged.
+    """
+    used = [name for name in columns if any(name in row.pictures for row in rows)]
+    pictures = [picture for row in rows for name, picture in row.pictures.items() if name in used]
     width = max(picture.shape[-1] for picture in pictures) * scale
     height = max(picture.shape[-2] for picture in pictures) * scale
-    sheet = _Sheet(columns, width, height, rows=len(panel))
-    for row, item in enumerate(panel):
-        sheet.draw_row(row, item, scale)
+    sheet = _Sheet(used, width, height, rows=len(rows))
+    for number, row in enumerate(rows):
+        sheet.draw_row(number, row, scale)
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.image.save(path, format="PNG", optimize=True)
     return path
@@ -112,15 +134,15 @@ class _Sheet:
         for column, name in enumerate(columns):
             self._pen.text((self._left(column), 8), name, fill="#444444", font=ImageFont.load_default(15))
 
-    def draw_row(self, row: int, item: PanelItem, scale: int) -> None:
-        """Draws caption and pictures of one item."""
-        top = self._HEADING + row * self._row_height
-        law_font, text_font = ImageFont.load_default(17), ImageFont.load_default(14)
-        self._pen.text((self._MARGIN, top), item.law.replace("_", " "), fill="black", font=law_font)
-        self._pen.text((self._MARGIN, top + 21), self._fitted(item.instruction), fill="#444444", font=text_font)
+    def draw_row(self, number: int, row: SheetRow, scale: int) -> None:
+        """Draws caption and pictures of one row."""
+        top = self._HEADING + number * self._row_height
+        title_font, text_font = ImageFont.load_default(17), ImageFont.load_default(14)
+        self._pen.text((self._MARGIN, top), row.title, fill="black", font=title_font)
+        self._pen.text((self._MARGIN, top + 21), self._fitted(row.text), fill="#444444", font=text_font)
         for column, name in enumerate(self._columns):
-            if name in item.pictures:
-                picture = as_image(item.pictures[name])
+            if name in row.pictures:
+                picture = as_image(row.pictures[name])
                 size = (picture.width * scale, picture.height * scale)
                 enlarged = picture.resize(size, Image.Resampling.NEAREST)
                 self.image.paste(enlarged, (self._left(column), top + self._CAPTION))

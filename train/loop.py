@@ -101,10 +101,19 @@ class _Step:
 class _Share:
     """What this rank did in a step."""
 
-    sample_ids: tuple[str, ...]
+    sample_ids: tuple[str | None, ...]
+    """None for a stand-in."""
     num_fitted: int
     dropped: tuple[DroppedRow, ...]
     loss: Tensor
+    per_sample: Tensor
+    """The loss of each of ``sample_ids``."""
+
+    def not_finite(self) -> list[str]:
+        """Returns the samples whose own loss is not finite; waits for the device."""
+        is_finite = self.per_sample.isfinite().tolist()
+        found = zip(self.sample_ids, is_finite, strict=True)
+        return [name for name, is_good in found if name is not None and not is_good]
 
 
 def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
@@ -153,8 +162,9 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
 
 def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
     """Adds up the gradients of this rank's share of one global batch; its loss is a mean."""
-    ids: list[str] = []
+    ids: list[str | None] = []
     dropped: list[DroppedRow] = []
+    per_sample: list[Tensor] = []
     num_fitted = 0
     total = torch.zeros((), device=trainer.accelerator.device)
     for micro_step in range(trainer.accumulation):
@@ -165,10 +175,11 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
             trainer.accelerator.backward(terms.loss / trainer.accumulation)
         total += terms.loss.detach() / trainer.accumulation
         batch = positioned.batch
-        ids.extend(name for name, weight in zip(batch.sample_ids, batch.weights, strict=True) if weight)
+        ids.extend(name if weight else None for name, weight in zip(batch.sample_ids, batch.weights, strict=True))
+        per_sample.append(terms.per_sample.detach())
         dropped.extend(positioned.dropped)
         num_fitted += batch.num_targets_of_other_size
-    return _Share(tuple(ids), num_fitted, tuple(dropped), total)
+    return _Share(tuple(ids), num_fitted, tuple(dropped), total, torch.cat(per_sample))
 
 
 def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
@@ -219,10 +230,11 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
     norms = torch.stack([entry.grad_norm.to(losses.device) for entry in recent])
     for entry, loss, norm in zip(recent, losses.tolist(), norms.tolist(), strict=True):
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            named = ", ".join(gather_object(entry.share.not_finite())) or "none by itself"
             raise NonFiniteLoss(
-                f"The loss of step {entry.step} is {loss} and its gradient norm {norm}. Samples of this rank: "
-                f"{', '.join(entry.share.sample_ids)}. Nothing was saved after it. "
-                f"Look at these pictures, lower optimizer.lr, or use backbone.dtype=float32."
+                f"The loss of step {entry.step} is {loss} and its gradient norm {norm}. Samples whose loss is not "
+                f"finite: {named}. Nothing was saved after it. Look at their pictures and text; if there are many or "
+                f"none, lower optimizer.lr, or use backbone.dtype=float32."
             )
     return progress.with_losses(losses.tolist(), norms.tolist()[-1]).with_fitted(num_fitted)
 

@@ -103,6 +103,7 @@ class FlowMatching:
 
     def sigma(self, normal: Tensor, time_shift: float) -> Tensor:
         """Maps standard normal draws ``[B]`` to noise levels ``[B]`` in 0..1, float32."""
+        plain: Tensor
         if self.distribution == "uniform":
             plain = torch.special.ndtr(normal.float())
         else:
