@@ -15,7 +15,7 @@ from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
 from physedit.models.lora import unwrapped
 from physedit.models.pipeline_folder import INDEX
-from physedit.models.quantization import Quantization
+from physedit.models.quantization import Quantization, check_compiling
 from physedit.models.weights import RANDOM_TINY, hash_modules, name_weights
 
 Encoders = Literal["resident", "offload", "absent"]
@@ -44,7 +44,7 @@ class MemorySettings:
             are.
 
     Raises:
-        ValueError: no such placement or backend.
+        ValueError: no such placement or backend, or a quantisation that cannot be compiled.
     """
 
     encoders: Encoders
@@ -62,6 +62,7 @@ class MemorySettings:
                 f"backbone.compile_blocks is '{self.compile_blocks}'; it must be null or one of "
                 f"{', '.join(get_args(CompileBackend))}."
             )
+        check_compiling(self.quantization, self.compile_blocks)
 
 
 class EncodersAbsentError(ValueError):

@@ -71,6 +71,24 @@ def check_sharding(quantization: str | None, zero_stage: int) -> None:
         )
 
 
+def check_compiling(quantization: str | None, backend: str | None) -> None:
+    """Verifies that blocks whose weights are so quantised can be compiled. Pure.
+
+    Args:
+        quantization: of the base; None for none.
+        backend: that the blocks are to be compiled with; None compiles nothing.
+
+    Raises:
+        ValueError: weights of torchao, which the tracer of every backend refuses where a block returns an input.
+    """
+    if quantization is not None and backend is not None and PACKAGES.get(quantization) == "torchao":
+        raise ValueError(
+            f"backbone.quantization={quantization} and backbone.compile_blocks={backend} do not work together: torch "
+            "cannot trace these blocks with torchao's weights (tensor subclasses with outputs that alias). Use "
+            "backbone.compile_blocks=null, or backbone.quantization=bnb_nf4 or bnb_int8, which can be compiled."
+        )
+
+
 def quantization_device() -> torch.device:
     """Returns the device that weights are quantised on as they are read: this process's own.
 

@@ -14,7 +14,7 @@ from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, preset_targets
-from physedit.models.quantization import check_quantization, check_sharding
+from physedit.models.quantization import check_compiling, check_quantization, check_sharding
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 
@@ -105,7 +105,9 @@ def check_backbone(config: DictConfig) -> None:
     backbone = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
     try:
         backbone.check_weights(str(config.backbone.weights))
-        check_quantization(config.backbone.get("quantization"), str(config.backbone.weights))
+        quantization = config.backbone.get("quantization")
+        check_compiling(quantization, config.backbone.get("compile_blocks"))
+        check_quantization(quantization, str(config.backbone.weights))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline, ModelMixin
 from tests.support.memory_editors import EDITORS, Editor, batch_of, edit, velocity
 from torch import nn
+from transformers import PreTrainedModel
 
 from physedit.models.loading import modules_of
 from physedit.models.parts import EncodersAbsentError
@@ -133,6 +135,27 @@ def test_an_edit_of_known_text_needs_no_text_encoder(name: str) -> None:
     for part in ENCODERS[name]:
         getattr(backbone._pipeline, part).to("meta")
     assert torch.equal(edit(backbone, source), expected)
+
+
+@pytest.mark.parametrize("encoders", ["resident", "offload"])
+def test_repeated_edits_load_nothing_and_encode_text_once(
+    name: str, encoders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, source = EDITORS[name](encoders=encoders), batch_of(1).sources[0]
+    runs: list[str] = []
+    for part in ENCODERS[name]:
+        getattr(backbone._pipeline, part).register_forward_pre_hook(lambda *_, part=part: runs.append(part))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was loaded")
+
+    for loader in (DiffusionPipeline, ModelMixin, PreTrainedModel):
+        monkeypatch.setattr(loader, "from_pretrained", refuse)
+    first = edit(backbone, source)
+    num_runs = len(runs)
+    assert set(runs) == set(ENCODERS[name])
+    assert all(torch.equal(edit(backbone, source), first) for _ in range(2))
+    assert len(runs) == num_runs
 
 
 def test_offloaded_encoders_leave_after_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

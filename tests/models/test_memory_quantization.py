@@ -25,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from physedit.models import quantization
 from physedit.models.lora import LoraSettings, add_adapter, without_adapter
-from physedit.models.quantization import PACKAGES, check_quantization, check_sharding, num_quantized
+from physedit.models.quantization import PACKAGES, check_compiling, check_quantization, check_sharding, num_quantized
+from physedit.train.assemble import check_backbone
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.preflight import check
@@ -182,6 +183,17 @@ def test_zero_3_is_refused_with_a_quantised_base_alone() -> None:
     check_sharding(None, 3)
     with pytest.raises(ValueError, match=r"backbone\.quantization=bnb_nf4 does not work with DeepSpeed ZeRO-3"):
         check_sharding("bnb_nf4", 3)
+
+
+def test_blocks_with_weights_of_torchao_are_not_compiled(tmp_path: Path) -> None:
+    check_compiling("bnb_nf4", "inductor")
+    check_compiling("torchao_int8", None)
+    message = r"quantization=torchao_fp8 and backbone\.compile_blocks=inductor do not work together"
+    with pytest.raises(ValueError, match=message):
+        EDITORS["flux_kontext"](weights="toy", quantization="torchao_fp8", compile_blocks="inductor")
+    asked = ["backbone.quantization=torchao_fp8", "backbone.compile_blocks=inductor"]
+    with pytest.raises(ConfigError, match=message):
+        check_backbone(compose_config(["experiment=demo", *asked]))
 
 
 def test_a_run_is_refused_before_it_begins(tmp_path: Path) -> None:
