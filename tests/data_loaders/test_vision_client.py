@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import pairwise
 
 import pytest
 from tests.support.vision_server import GOOD, Answer, VisionServer, vision_server
@@ -50,7 +51,7 @@ def test_a_busy_server_is_asked_again_after_the_wait_it_names():
         assert client.ask(QUESTION).text == GOOD
     times = [asked.at_s for asked in server.asked]
     assert len(times) == 4
-    assert all(later - sooner >= 0.3 for sooner, later in zip(times, times[1:], strict=False))
+    assert all(later - sooner >= 0.3 for sooner, later in pairwise(times))
     assert client.usage.num_retries == 3
 
 
@@ -84,9 +85,9 @@ def test_patience_ends():
             client_of(server, patience_s=0.3).ask(QUESTION)
     assert time.monotonic() - started < 2
     assert len(server.asked) > 3
-    with vision_server([Answer(status=429, error=BUSY, headers={"Retry-After": "4000"})]) as server:
-        with pytest.raises(VisionUnavailable, match="4000 s"):
-            client_of(server).ask(QUESTION)
+    overloaded = Answer(status=429, error=BUSY, headers={"Retry-After": "4000"})
+    with vision_server([overloaded]) as server, pytest.raises(VisionUnavailable, match="4000 s"):
+        client_of(server).ask(QUESTION)
 
 
 def test_a_server_that_is_away_is_named():
@@ -108,9 +109,9 @@ def test_a_server_that_is_away_is_named():
     ],
 )
 def test_what_cannot_succeed_is_asked_once_and_says_what_the_server_said(status, error):
-    with vision_server(always=Answer(status=status, error=error)) as server:
-        with pytest.raises(VisionRequestError) as refused:
-            client_of(server).ask(QUESTION)
+    always = Answer(status=status, error=error)
+    with vision_server(always=always) as server, pytest.raises(VisionRequestError) as refused:
+        client_of(server).ask(QUESTION)
     assert len(server.asked) == 1
     assert error["message"] in str(refused.value)
     assert f"HTTP {status}" in str(refused.value)

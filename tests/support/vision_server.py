@@ -1,4 +1,4 @@
-"""A stand-in for an OpenAI-compatible server: answers as scripted, then always the same, and notes what it was asked."""
+"""A stand-in for an OpenAI-compatible server: answers as scripted, then always the same; notes what it is asked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class VisionServer:
 
 
 @contextmanager
-def vision_server(script: Sequence[Answer] = (), always: Answer = Answer()) -> Iterator[VisionServer]:  # noqa: B008
+def vision_server(script: Sequence[Answer] = (), always: Answer = Answer()) -> Iterator[VisionServer]:
     """Serves on a free local port until the block ends."""
     server: VisionServer
 
