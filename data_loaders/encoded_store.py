@@ -207,9 +207,9 @@ def _tensors(content: NDArray[np.uint8]) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file, copied from ``content``."""
     header_end = _HEADER_LENGTH_BYTES + int(content[:_HEADER_LENGTH_BYTES].view("<u8")[0])
     header = json.loads(content[_HEADER_LENGTH_BYTES:header_end].tobytes())
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, told in header.items():
         first, last = told["data_offsets"]
-        flat = torch.from_numpy(np.array(content[header_end + first : header_end + last]))
-        tensors[name] = flat.view(_DTYPES[told["dtype"]]).reshape(told["shape"])
+        tensors[name] = torch.empty(told["shape"], dtype=_DTYPES[told["dtype"]])
+        tensors[name].reshape(-1).view(torch.uint8).numpy()[:] = content[header_end + first : header_end + last]
     return tensors
