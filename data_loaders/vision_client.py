@@ -163,8 +163,8 @@ class VisionClient:
             VisionRequestError: the server refuses the request; not repeated.
             VisionUnavailable: no answer within the settings' patience.
         """
-        started, num_tries = time.monotonic(), 0
         with self._gate.places:
+            started, num_tries = time.monotonic(), 0
             while True:
                 self._gate.pass_through()
                 num_tries += 1

@@ -98,8 +98,17 @@ def _video_files(given: Sequence[Path]) -> list[Path]:
 def _named(files: Sequence[Path]) -> list[tuple[str, Path]]:
     """Files by a name that is unique among them: the path below the folder that holds them all."""
     absolute = [file.absolute() for file in files]
+    for file in absolute:
+        _refuse_unwritable(file)
     root = os.path.commonpath([file.parent for file in absolute])
     return [(file.relative_to(root).as_posix(), given) for file, given in zip(absolute, files, strict=True)]
+
+
+def _refuse_unwritable(file: Path) -> None:
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        raise BuildError(f"The name of {str(file)!r} is not UTF-8, so no set can hold it. Rename it.") from error
 
 
 def _whole(file: Path, name: str) -> SourceVideo:

@@ -303,6 +303,13 @@ def test_builds_that_cannot_come_to_anything_are_refused(tmp_path: Path, make_vi
     assert not (tmp_path / "set" / "report.json").exists()
 
 
+def test_a_file_name_that_no_set_can_hold_is_refused(make_video: MakeVideo, tmp_path: Path):
+    path = make_video("a.mkv", rolling_ball(0))
+    odd = path.rename(path.with_name("\udcff.mkv"))
+    with pytest.raises(BuildError, match="not UTF-8"):
+        build(request_of(odd, tmp_path / "set"))
+
+
 def empty_folder(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
     return tmp_path / "empty"
