@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from tests.support.qwen_editors import PLUS, V1
+from tests.support.true_velocity import arriving_at
 from torch import Tensor
 from torch.nn import functional
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.flux_kontext import FluxKontext
-from physedit.models.latents import pack
 from physedit.models.qwen_image_edit import QwenImageEdit
 
 AREA_PX = 256 * 256
@@ -53,20 +53,15 @@ EDITORS: dict[str, Callable[[], Editor]] = {"flux_kontext": kontext, "qwen_image
 
 @dataclass
 class Studio:
-    """An editor with an exact VAE and a transformer that knows the answer; ``seen`` are the VAE's inputs, 0..1.
-
-    ``answer`` holds the latents that the transformer leads to.
-    """
+    """An editor with an exact VAE and a transformer that knows the answer; ``seen`` are the VAE's inputs, 0..1."""
 
     editor: Editor
     seen: list[Tensor] = field(default_factory=list)
     answer: Tensor | None = None
-    noise: Tensor | None = None
 
     def __post_init__(self) -> None:
         vae: Any = self.editor._pipeline.vae
         vae.encode, vae.decode = self._encode, self._decode
-        self.editor.denoiser.register_forward_hook(self._answer, with_kwargs=True)
 
     def train(self, source: Tensor, target: Tensor, *references: Tensor) -> Tensor:
         """Encodes a pair as training does; returns the latents that it is to predict."""
@@ -79,15 +74,16 @@ class Studio:
     def edit(self, source: Tensor, *references: Tensor) -> Tensor:
         """Edits with the pipeline; returns uint8 ``[3, h, w]``."""
         self.seen.clear()
-        self.noise = None
-        return self.editor.edit(
-            self.editor.denoiser,
-            [(source, *references)],
-            [PROMPT],
-            num_steps=3,
-            guidance=1.0,
-            generators=[torch.Generator().manual_seed(1)],
-        )[0]
+        assert self.answer is not None
+        with arriving_at(self.editor.denoiser, self.answer):
+            return self.editor.edit(
+                self.editor.denoiser,
+                [(source, *references)],
+                [PROMPT],
+                num_steps=3,
+                guidance=1.0,
+                generators=[torch.Generator().manual_seed(1)],
+            )[0]
 
     def _encode(self, pixels: Tensor) -> Any:
         frame = pixels[:, :, 0] if pixels.ndim == 5 else pixels
@@ -102,14 +98,6 @@ class Studio:
         # Linear between the cells' centres: exact on a ramp but for the outermost half cells.
         pixels = functional.interpolate(cells[:, :3], scale_factor=CELL_PX, mode="bilinear", align_corners=False)
         return (pixels.unsqueeze(2) if latents.ndim == 5 else pixels,)
-
-    def _answer(self, module: object, args: object, inputs: dict[str, Any], output: tuple[Tensor]) -> tuple[Tensor]:
-        assert self.answer is not None
-        true = pack(self.answer)
-        num_target = true.shape[1]
-        if self.noise is None:
-            self.noise = inputs["hidden_states"][:, :num_target].clone()
-        return (torch.cat([self.noise - true, output[0][:, num_target:]], dim=1),)
 
 
 @pytest.fixture(scope="module", params=EDITORS)
