@@ -58,7 +58,7 @@ def some_pairs(count: int) -> list[Pair]:
 
 def filling(backbone: Backbone, data: Path, cache: Path, *, micro_batch: int = 1) -> Filling:
     """Returns the task of filling ``cache`` with the pairs in ``data``."""
-    dataset = Pairs(path=str(data), source="before", target="after", instruction="text")
+    dataset = Pairs(path=str(data), source="before", target="after", instruction="text", level="superficial")
     index = SizeIndex.of(dataset, cache.parent / "indexes", num_workers=0)
     buckets = find_buckets(index.rows["source"], backbone.sizes_of)
     plan = RunPlan(index, buckets, members_of(dataset), seed=3, levels=SHOWN, micro_batch=micro_batch)
