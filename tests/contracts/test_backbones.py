@@ -14,7 +14,8 @@ import physedit.conf
 import physedit.models
 from physedit.data_loaders.sample import EditBatch, PictureSizeError
 from physedit.models.adapter_file import AdapterFormat
-from physedit.models.backbone import Backbone, Conditioning
+from physedit.models.backbone import Backbone, Conditioning, join
+from physedit.models.encoding import joined_latents, latents_as_tensors, latents_from_tensors
 from physedit.models.lora import LoraSettings, adapter_state, add_adapter, load_state, without_adapter
 from physedit.train.build import build
 
@@ -319,6 +320,37 @@ def test_missing_adapter_is_named(case: Case, tmp_path: Path) -> None:
         case.backbone.load_adapter(str(tmp_path))
     with pytest.raises(ValueError, match="No adapter at"):
         case.backbone.adapter_format(str(tmp_path))
+
+
+def test_halves_of_single_pairs_make_the_conditioning_of_their_batch_bit_for_bit(case: Case) -> None:
+    whole, backbone = case.backbone.encode(case.batch), case.backbone
+    backbone.forget()
+    alone = [part(case.batch, i) for i in (0, 1)]
+    latents = [latents_as_tensors(backbone.encode_pictures(each)) for each in alone]
+    text = backbone.join_text([backbone.encode_text(each.given, each.instructions) for each in alone])
+    device = torch.device("cpu")
+    joined = join(joined_latents([latents_from_tensors(each, device) for each in latents]), text)
+    assert torch.equal(joined.target, whole.target)
+    assert torch.equal(joined.change, whole.change)
+    assert all(torch.equal(*pair) for pair in zip(joined.sources, whole.sources, strict=True))
+    assert joined.text.keys() == whole.text.keys()
+    assert all(torch.equal(value, whole.text[name]) for name, value in joined.text.items())
+    assert joined.time_shift == whole.time_shift
+
+
+def test_text_depends_on_pictures_where_it_is_said_to(case: Case) -> None:
+    first, second = (case.backbone.encode_text((pictures,), ("Remove it.",)) for pictures in case.batch.given)
+    is_same = all(torch.equal(value, second[name]) for name, value in first.items())
+    assert is_same is not case.backbone.text_sees_pictures
+    if not case.backbone.text_sees_pictures:
+        assert all(
+            torch.equal(value, first[name]) for name, value in case.backbone.encode_text((), ("Remove it.",)).items()
+        )
+
+
+def test_encoding_key_repeats_and_knows_no_adapter(case: Case) -> None:
+    other = case.build()
+    assert other.encoding_key == case.backbone.encoding_key != other.fingerprint
 
 
 def test_fingerprint_names_the_base_alone(case: Case) -> None:
