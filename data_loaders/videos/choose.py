@@ -9,8 +9,8 @@ from itertools import combinations
 from math import hypot
 
 import numpy as np
-from numpy.typing import NDArray
 
+from physedit.data_loaders.marks import THUMBNAIL_LEVELS, Mark, levels_apart, mark_of
 from physedit.data_loaders.videos.cuts import (
     FLICKER_LEVELS,
     LEAST_STILL_SHARE,
@@ -19,7 +19,7 @@ from physedit.data_loaders.videos.cuts import (
     has_drifted,
     is_cut,
 )
-from physedit.data_loaders.videos.looks import Difference, Grey, Look, difference, drift
+from physedit.data_loaders.videos.looks import Difference, Look, difference, drift
 from physedit.data_loaders.videos.reasons import Reason
 
 _SHARP_SHARE = 0.5
@@ -42,13 +42,6 @@ _GREATEST_CHANGED_SHARE = 0.4
 _PATH_PX = 2.0
 """Way of the whole picture over all looks, in pixels of 320, from which on the camera of a generated video moves. Ours:
 the errors of 60 steps add up to less than 1."""
-
-_HASH_ROWS, _HASH_COLUMNS = 8, 9
-_HASH_STEP = 2
-"""A neighbour must be brighter by more than this many levels, of 255, to set a bit: flat areas would hash noise."""
-
-_THUMBNAIL_LEVELS = 12.0
-"""Pictures with like hashes whose thumbnails differ by more on average, of 255, are different all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +72,6 @@ class ChoiceSettings:
 
 class ChoiceError(ValueError):
     """The settings of the choice contradict themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What a picture is recognised by: a difference hash of 64 bits, and 8 x 9 grey levels in hexadecimal digits."""
-
-    hash: int
-    thumbnail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +151,6 @@ def first_and_last(looks: Iterator[Look]) -> ChosenPair | Reason:
     return _pair(source, target)
 
 
-def mark_of(grey: Grey) -> Mark:
-    """Returns what a small picture is recognised by.
-
-    Source: the difference hash of N. Krawetz, "Kind of Like That", 2013, with a dead zone of 2 levels.
-    """
-    rows = np.array_split(grey.astype(np.float32), _HASH_ROWS, axis=0)
-    cells = [[part.mean() for part in np.array_split(row, _HASH_COLUMNS, axis=1)] for row in rows]
-    means = np.array(cells).round().astype(np.int64)  # [8, 9]
-    bits = (means[:, 1:] - means[:, :-1] > _HASH_STEP).ravel()
-    return Mark(int("".join("1" if bit else "0" for bit in bits), 2), means.astype(np.uint8).tobytes().hex())
-
-
 class SeenPairs:
     """The pairs taken so far, to tell near-duplicates within and across clips."""
 
@@ -193,7 +166,7 @@ class SeenPairs:
         hashes = np.array([mark.hash for mark in marks], np.uint64)
         distances = np.bitwise_count(self._hashes[: len(self._marks)] ^ hashes)
         for index in np.flatnonzero((distances <= self._bits).all(axis=1)):
-            if all(_levels_apart(*both) <= _THUMBNAIL_LEVELS for both in zip(self._marks[index], marks, strict=True)):
+            if all(levels_apart(*both) <= THUMBNAIL_LEVELS for both in zip(self._marks[index], marks, strict=True)):
                 return False
         if len(self._marks) == len(self._hashes):
             self._hashes = np.concatenate([self._hashes, np.empty_like(self._hashes)])
@@ -233,12 +206,3 @@ def _pair(source: Look, target: Look) -> ChosenPair:
     return ChosenPair(
         source.number, target.number, source.time_s, target.time_s, mark_of(source.grey), mark_of(target.grey)
     )
-
-
-def _levels_apart(one: Mark, other: Mark) -> float:
-    a, b = (_levels(mark) for mark in (one, other))
-    return float(np.abs(a - b).mean())
-
-
-def _levels(mark: Mark) -> NDArray[np.float32]:
-    return np.frombuffer(bytes.fromhex(mark.thumbnail), np.uint8).astype(np.float32)

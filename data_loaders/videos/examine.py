@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from physedit.data_loaders.geometry import as_image, resized
-from physedit.data_loaders.videos.choose import ChoiceSettings, ChosenPair, Mark, choose_pairs, first_and_last
+from physedit.data_loaders.marks import Mark
+from physedit.data_loaders.videos.choose import ChoiceSettings, ChosenPair, choose_pairs, first_and_last
 from physedit.data_loaders.videos.cuts import Clip, Dropped, split
 from physedit.data_loaders.videos.decode import Frame, VideoRefused, read_frames
 from physedit.data_loaders.videos.journal import BuildError, replacing

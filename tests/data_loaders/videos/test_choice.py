@@ -8,7 +8,8 @@ from PIL import Image
 from tests.data_loaders.videos.conftest import MakeVideo, examined
 from tests.support.videos import HEIGHT, WIDTH, blurred, flickering, panning, rolling_ball, wall, with_ball
 
-from physedit.data_loaders.videos.choose import ChoiceError, ChoiceSettings, ChosenPair, SeenPairs, mark_of
+from physedit.data_loaders.marks import mark_of
+from physedit.data_loaders.videos.choose import ChoiceError, ChoiceSettings, ChosenPair, SeenPairs
 from physedit.data_loaders.videos.examine import ExaminedVideo, PairKind
 from physedit.data_loaders.videos.looks import drift, small_size
 from physedit.data_loaders.videos.reasons import Reason
