@@ -16,6 +16,7 @@ from tests.support import zero_worker
 from tests.support.zero_worker import EDITORS, GLOBAL_BATCH, MAX_GRAD_NORM, NUM_STEPS, RECORD, SETTINGS, environment_of
 from torch import Tensor
 
+from physedit.models import flux_pipeline, qwen_pipeline
 from physedit.models.adapter_file import ADAPTER_FILE
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, add_adapter, load_state
@@ -35,6 +36,10 @@ ACROSS_BATCHES = 1e-5
 # Seen: 2e-8 between launches that compute the same batches.
 ACROSS_LAUNCHES = 1e-6
 
+STOCK: dict[str, Callable[[], Any]] = {
+    "flux_kontext": lambda: flux_pipeline.load_pipeline("random_tiny", torch.float32),
+    "qwen_image_edit": lambda: qwen_pipeline.load_pipeline("QwenImageEditPipeline", "random_tiny", torch.float32),
+}
 Run = Callable[[str], Path]
 
 
@@ -119,3 +124,16 @@ def test_no_saved_tensor_is_empty_or_zero(run: Run, mode: str, editor: str) -> N
     assert all(value.norm() > 0 for value in saved.values())
     load_state(backbone.denoiser, saved)
     assert all(torch.equal(value, saved[name]) for name, value in live.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("editor", EDITORS)
+@pytest.mark.parametrize("mode", ENGINES)
+def test_the_stock_pipeline_takes_every_tensor_that_a_wrapped_model_saved(run: Run, mode: str, editor: str) -> None:
+    folder = run(mode) / editor
+    stock = STOCK[editor]()
+    stock.load_lora_weights(str(folder), adapter_name="default")
+    saved = load_file(folder / ADAPTER_FILE)
+    loaded = adapter_state(stock.transformer)
+    assert {f"transformer.{name}" for name in loaded} == saved.keys()
+    assert all(torch.equal(value, saved[f"transformer.{name}"]) for name, value in loaded.items())

@@ -11,6 +11,8 @@ from tests.support.plain_pairs import PlainPairs, plan_of
 from physedit.data_loaders.images import read_rgb
 from physedit.data_loaders.sample import EditSample, PromptLevel
 from physedit.eval_hooks.panel import _Sheet
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
 from physedit.train.first_batch import LONGEST_SIDE_PX, NUM_SHOWN, write_first_batch
 
 MARGIN, TOP, CAPTION = _Sheet._MARGIN, _Sheet._HEADING, _Sheet._CAPTION
@@ -94,3 +96,13 @@ def test_large_pictures_are_reduced(tmp_path: Path, size: tuple[int, int]) -> No
     write_first_batch(path, dataset, plan_of(dataset, tmp_path), 1)
     with Image.open(path) as sheet:
         assert max(sheet.size) < 2 * LONGEST_SIDE_PX + 200
+
+
+@pytest.mark.parametrize("missing", ["source", "target", "instruction"])
+def test_columns_of_pairs_have_no_default(missing: str) -> None:
+    columns = {"source": "before", "target": "after", "instruction": "prompt"}
+    given = [f"data.{name}={column}" for name, column in columns.items() if name != missing]
+    settings = ["experiment=smoke", "data=pairs", "data.path=pairs.csv"]
+    compose_config([*settings, *given, f"data.{missing}=another"])
+    with pytest.raises(ConfigError, match=rf"data\.{missing}\b"):
+        compose_config([*settings, *given])
