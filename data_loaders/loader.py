@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from physedit.data_loaders.encoded import EncodedBatch, EncodedRows, called
 from physedit.data_loaders.sample import (
@@ -20,10 +20,13 @@ from physedit.data_loaders.sample import (
     RowName,
     collate,
 )
+from physedit.data_loaders.slabs import Filled, Slabs, slabs_for
 from physedit.data_loaders.slots import RunPlan, Slot
 from physedit.data_loaders.workers import end_with_parent_alone
 
 CHANGED = "changed since the size index was made"
+_AHEAD = 2
+"""Micro batches that each worker reads ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,15 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[PositionedBatch]:
         self._plan.at(self._start)  # forked workers find the epoch in memory instead of each making its own
+        # One slab for each micro batch read ahead, one for that in use, and one for that in the making.
+        num_bytes = self._share.micro_batch * self._plan.large_pair_bytes
+        slabs = slabs_for(self._num_workers, _AHEAD + 2, num_bytes)
         loader = DataLoader(
-            self._reader,
+            _Sender(self._reader, slabs),
             sampler=_MicroBatches(self._share, self._start, self._stop),
             batch_size=None,
             num_workers=self._num_workers,
+            prefetch_factor=_AHEAD if self._num_workers else None,
             worker_init_fn=end_with_parent_alone() if self._num_workers else None,
             # One of its own: the loader draws a seed for its workers, by default from the global generator.
             generator=torch.Generator().manual_seed(0),
@@ -133,14 +140,57 @@ class TrainingBatches:
         for batch in loader:
             if isinstance(batch, DatasetRowError):
                 raise batch
-            yield batch
+            yield batch.unpacked(slabs) if isinstance(batch, _Packed) else batch
 
 
 # An error travels as a value: one that a worker raises reaches the parent wrapped in the text of its traceback.
 _Read = PositionedBatch | DatasetRowError
 
 
-class _Reader(Dataset[_Read]):
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A batch whose pictures are in a slab: sources, targets, then the references of one pair after the other."""
+
+    positioned: PositionedBatch
+    filled: Filled
+
+    def unpacked(self, slabs: Slabs | None) -> PositionedBatch:
+        assert slabs is not None
+        assert isinstance(self.positioned.batch, EditBatch)
+        size, pictures = len(self.positioned.batch), slabs.pictures(self.filled)
+        each = len(pictures) // size - 2
+        references = [tuple(pictures[first : first + each]) for first in range(2 * size, len(pictures), each or 1)]
+        batch = replace(
+            self.positioned.batch,
+            sources=tuple(pictures[:size]),
+            targets=tuple(pictures[size : 2 * size]),
+            references=tuple(references),
+        )
+        return replace(self.positioned, batch=batch)
+
+
+class _Sender(Dataset["_Read | _Packed"]):
+    """Reads micro batches; a worker sends their pictures in a slab if there is one free."""
+
+    def __init__(self, reader: "_Reader", slabs: Slabs | None) -> None:
+        self._reader = reader
+        self._slabs = slabs
+
+    def __getitem__(self, positions: tuple[int, ...]) -> "_Read | _Packed":
+        read, worker = self._reader[positions], get_worker_info()
+        if worker is None or self._slabs is None or isinstance(read, DatasetRowError):
+            return read
+        batch = read.batch
+        if not isinstance(batch, EditBatch):
+            return read
+        further = [picture for pair in batch.references for picture in pair]
+        filled = self._slabs.fill(worker.id, [*batch.sources, *batch.targets, *further])
+        if filled is None:
+            return read
+        return _Packed(replace(read, batch=replace(batch, sources=(), targets=(), references=())), filled)
+
+
+class _Reader:
     """Maps the positions of a micro batch to it: all that a worker needs to know."""
 
     def __init__(self, plan: RunPlan, rows: "_Decoder | EncodedRows") -> None:

@@ -141,6 +141,12 @@ class RunPlan:
         return int((differ & self._usable).sum())
 
     @property
+    def large_pair_bytes(self) -> int:
+        """Bytes of the pixels of a pair, source and target, that at most one in a hundred exceeds."""
+        sizes = [self.index.rows[name][self._usable].astype(np.int64) for name in ("source", "target")]
+        return int(np.quantile(sum(3 * size.prod(axis=1) for size in sizes), 0.99, method="higher"))
+
+    @property
     def unusable(self) -> Sequence[tuple[int, str]]:
         """Rows that are never shown, and why."""
         return [(row, self._problem(row)) for row in np.flatnonzero(~self._usable).tolist()]

@@ -5,7 +5,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +93,36 @@ def test_worker_processes_yield_the_same_batches() -> None:
         torch.equal(torch.stack(a.batch.sources), torch.stack(b.batch.sources))
         for a, b in zip(alone, helped, strict=True)
     )
+
+
+@pytest.mark.parametrize("kept", [1, 30])
+def test_pictures_from_workers_stay_as_they_are_however_long_they_are_kept(kept: int) -> None:
+    """More batches are kept than there are slabs, and pictures outgrow the slabs of most batches."""
+    dataset = PlainPairs(200, sizes=[(2, 2)] * 199 + [(40, 40)])
+    recent: deque[PositionedBatch] = deque(maxlen=kept)
+    num_seen = 0
+    for positioned in batches(dataset, Share(4), stop_position=612, num_workers=2):
+        recent.append(positioned)
+        num_seen += len(real([positioned]))
+        for name, colour in real(recent):
+            assert int(name.removeprefix("plain:")) % 100 == colour
+    assert num_seen == 600  # three epochs of 204 slots
+
+
+class Referring(PlainPairs):
+    """Every row has two references."""
+
+    def sample(self, index: int, level: PromptLevel) -> EditSample:
+        sample = super().sample(index, level)
+        return replace(sample, references=(sample.source + 1, sample.target + 1))
+
+
+def test_references_arrive_with_their_pair_from_workers() -> None:
+    for positioned in batches(Referring(9), Share(3), stop_position=9, num_workers=2):
+        batch = positioned.batch
+        for source, target, references in zip(batch.sources, batch.targets, batch.references, strict=True):
+            assert torch.equal(references[0], source + 1)
+            assert torch.equal(references[1], target + 1)
 
 
 def test_reading_leaves_the_global_generator_alone() -> None:
