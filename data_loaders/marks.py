@@ -70,7 +70,9 @@ def picture_mark(picture: Tensor) -> Mark:
 def pixel_digest(picture: Tensor) -> bytes:
     """Returns 16 bytes that tell uint8 ``[3, H, W]`` from every other picture."""
     pixels = picture.contiguous().numpy()
-    return hashlib.blake2b(pixels, digest_size=16, person=f"{pixels.shape[1]}x{pixels.shape[2]}"[:16].encode()).digest()
+    return hashlib.blake2b(
+        pixels.data, digest_size=16, person=f"{pixels.shape[1]}x{pixels.shape[2]}"[:16].encode()
+    ).digest()
 
 
 def levels_apart(one: Mark, other: Mark) -> float:

@@ -14,6 +14,7 @@ from physedit.data_loaders.encoded import EncodedBatch
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.encoding import EncoderSet, Latents, joined_latents, latents_from_tensors
+from physedit.models.outline import Outline
 from physedit.models.sizes import PictureSizes
 
 LORA_PRESET_NAMES = ("attention", "attention_mlp", "image_stream", "all_linear")
@@ -84,6 +85,18 @@ class Backbone(Protocol):
 
         Raises:
             ValueError: no such weights; the message names what was looked for and the remedy.
+        """
+        ...
+
+    @staticmethod
+    def outline(settings: Mapping[str, object]) -> Outline:
+        """Returns size rule, number of pictures and limits of instructions, without loading a weight.
+
+        Args:
+            settings: the constructor's arguments by name; those that it has defaults for may be left out.
+
+        Raises:
+            ValueError: no such weights, an area out of range, or a tokenizer that cannot be loaded.
         """
         ...
 

@@ -18,15 +18,17 @@ from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
 from physedit.models.backbone import Conditioning, join
 from physedit.models.encoding import EncoderSet, Latents
+from physedit.models.flux_outline import checked_area, checked_tokens, flux_outline
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
+from physedit.models.outline import Outline
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
 from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
-from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, PictureSizes, kontext_sizes
+from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
 _PIPELINE = "FluxKontextPipeline"
@@ -72,7 +74,7 @@ class FluxKontext:
         Raises:
             ValueError: no such weights, dtype, placement, area or number of tokens, or no way to quantise here.
         """
-        self._max_text_tokens = _checked_tokens(max_text_tokens)
+        self._max_text_tokens = checked_tokens(max_text_tokens)
         self._train_guidance = train_guidance
         self._edit_guidance = edit_guidance
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
@@ -84,7 +86,7 @@ class FluxKontext:
         self._parts = PipelineParts(pipeline, found, checked_dtype(dtype), memory)
         self._pipeline, self._dtype = pipeline, self._parts.dtype
         self._multiple_px = 2 * int(pipeline.vae_scale_factor)
-        self._area_px = _checked_area(area_px, self._multiple_px)
+        self._area_px = checked_area(area_px, self._multiple_px)
         self._text = FluxTextStates(self._parts, max_text_tokens)
         self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
 
@@ -99,6 +101,11 @@ class FluxKontext:
         found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
         if isinstance(found, Path):
             check_pipeline_folder(found, _PIPELINE)
+
+    @staticmethod
+    def outline(settings: Mapping[str, object]) -> Outline:
+        """See ``flux_outline``."""
+        return flux_outline(settings)
 
     @property
     def denoiser(self) -> nn.Module:
@@ -327,22 +334,6 @@ class FluxKontext:
         if not self._pipeline.transformer.config.guidance_embeds:
             return None
         return torch.full([batch_size], self._train_guidance, device=device, dtype=torch.float32)
-
-
-def _checked_tokens(max_text_tokens: int) -> int:
-    if not 1 <= max_text_tokens <= 512:
-        raise ValueError(f"backbone.max_text_tokens is {max_text_tokens}; the pipeline takes 1 to 512 T5 tokens.")
-    return max_text_tokens
-
-
-def _checked_area(area_px: int, multiple_px: int) -> int:
-    smallest = (2 * multiple_px) ** 2
-    if not smallest <= area_px <= MAX_AREA_PX:
-        raise ValueError(
-            f"backbone.area_px is {area_px}; it must lie in {smallest} (for this VAE) to {MAX_AREA_PX}. The released "
-            f"model works at {RELEASED_AREA_PX}."
-        )
-    return area_px
 
 
 def _unit_range(pictures: Tensor) -> Tensor:

@@ -21,10 +21,12 @@ from physedit.models.backbone import Conditioning, join
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import TensorMemo
+from physedit.models.outline import Outline
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
 from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
+from physedit.models.qwen_outline import qwen_outline
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
     TOY_NAME,
@@ -111,6 +113,11 @@ class QwenImageEdit:
         found = weights if weights == RANDOM_TINY else find_weights(weights, TOY_NAME)
         if isinstance(found, Path):
             check_pipeline_folder(found, *MAX_SOURCES)
+
+    @staticmethod
+    def outline(settings: Mapping[str, object]) -> Outline:
+        """See ``qwen_outline``."""
+        return qwen_outline(settings)
 
     @property
     def denoiser(self) -> nn.Module:

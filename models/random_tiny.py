@@ -27,7 +27,7 @@ def build_random_tiny(seed: int) -> FluxKontextPipeline:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        clip_tokenizer, t5_tokenizer = _build_clip_tokenizer(), _build_t5_tokenizer()
+        clip_tokenizer, t5_tokenizer = build_tokenizers()
         return FluxKontextPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
             vae=_build_autoencoder(),
@@ -37,6 +37,11 @@ def build_random_tiny(seed: int) -> FluxKontextPipeline:
             tokenizer_2=t5_tokenizer,
             transformer=_build_transformer(),
         )
+
+
+def build_tokenizers() -> tuple[CLIPTokenizer, T5Tokenizer]:
+    """Returns the pipeline's two tokenizers, which are the same for every seed."""
+    return _build_clip_tokenizer(), _build_t5_tokenizer()
 
 
 def _build_clip_tokenizer() -> CLIPTokenizer:
