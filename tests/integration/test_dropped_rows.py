@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from tests.support.runs import StopAtOnce, adapter_bytes, metrics_of
+from tests.support.runs import StopAtOnce, adapter_bytes, metrics_of, smoke_overrides
 
 from physedit.data_loaders.sample import PromptLevel
 from physedit.train.config import ConfigError
@@ -156,3 +159,32 @@ def test_mixture_trains_and_names_rows_by_member(write_data: Write, run_smoke: C
         f"data.members.own.path={data}", "+data.weights={own: 0.5, world: 0.5}", "max_dropped_share=0.1",
     )  # fmt: skip
     assert dropped_of(folder) == [(0, "own/train-0.parquet:6", "no source picture")]
+
+
+@pytest.mark.slow
+def test_two_processes_drop_the_same_rows_as_one_and_stop_together(
+    write_data: Write, run: Any, world: Path, tmp_path: Path
+) -> None:
+    data = write_data(sizes=(SQUARE, WIDE, SQUARE), sources={BROKEN: cut_off(BROKEN), EMPTY: None})
+    given = ("data=pica100k", f"data.path={data}", *SHORT)
+    alone = run(data, "max_dropped_share=0.2", name="alone")
+    assert launch(*smoke_overrides(world, tmp_path, "pair", (*given, "max_dropped_share=0.2"))).returncode == 0
+    assert dropped_of(tmp_path / "pair") == dropped_of(alone)
+    for one, two in zip(metrics_of(alone), metrics_of(tmp_path / "pair"), strict=True):
+        assert one["train/dropped"] == two["train/dropped"]
+        assert one["train/loss"] == pytest.approx(two["train/loss"], rel=1e-5)  # sums in another order
+    stopped = launch(*smoke_overrides(world, tmp_path, "stopped", (*given, "max_dropped_share=0.1")))
+    assert stopped.returncode != 0
+    assert "[rank 1]: 2 of 10 rows cannot be used" in stopped.stderr
+    assert "train-0.parquet:6, train-0.parquet:3. dropped.jsonl" in stopped.stderr
+
+
+def launch(*overrides: str) -> subprocess.CompletedProcess[str]:
+    """Trains in two processes on the CPU."""
+    options = (
+        "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+        "--dynamo_backend", "no", "--main_process_port", "0", "-m", "physedit.train",
+    )  # fmt: skip
+    command = [str(Path(sys.executable).parent / "accelerate"), "launch", *options, *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONSAFEPATH": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
