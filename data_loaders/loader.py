@@ -126,7 +126,7 @@ class TrainingBatches:
         self._plan.at(self._start)  # forked workers find the epoch in memory instead of each making its own
         # One slab for each micro batch read ahead, one for that in use, and one for that in the making.
         num_bytes = self._share.micro_batch * self._plan.large_pair_bytes
-        slabs = slabs_for(self._num_workers, _AHEAD + 2, num_bytes)
+        slabs = slabs_for(self._num_workers, _AHEAD + 2, num_bytes) if self._reader.decodes else None
         loader = DataLoader(
             _Sender(self._reader, slabs),
             sampler=_MicroBatches(self._share, self._start, self._stop),
@@ -196,6 +196,11 @@ class _Reader:
     def __init__(self, plan: RunPlan, rows: "_Decoder | EncodedRows") -> None:
         self._plan = plan
         self._rows = rows
+
+    @property
+    def decodes(self) -> bool:
+        """True if batches hold pictures."""
+        return isinstance(self._rows, _Decoder)
 
     def __getitem__(self, positions: tuple[int, ...]) -> _Read:
         try:

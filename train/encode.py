@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from physedit.train.config import ConfigError
 from physedit.train.filling import EncodeCounts, Filling, fill, shown_bytes
 from physedit.train.order import build_plan
 from physedit.train.preflight import check_levels
+from physedit.train.signals import StopFlag
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +41,26 @@ def encode(config: DictConfig) -> EncodeCounts:
     backbone: Backbone = build_checked("backbone", config.backbone)
     backbone.to(accelerator.device)
     plan = build_plan(config, accelerator, backbone, dataset)
+    # A signal ends this process as any other: what was written stays.
     return fill(_filling(config, backbone, dataset, plan), accelerator)[2]
 
 
 def encoded_rows(
-    config: DictConfig, accelerator: Accelerator, backbone: Backbone, dataset: EditDataset, plan: RunPlan
+    config: DictConfig,
+    accelerator: Accelerator,
+    backbone: Backbone,
+    dataset: EditDataset,
+    plan: RunPlan,
+    *,
+    stop: StopFlag,
 ) -> EncodedRows:
     """Fills the cache as far as it lacks rows, lets the encoders go, and returns what reads it; all ranks call it.
 
     Raises:
         ConfigError: see ``fill``.
+        Stopped: ``stop`` was raised meanwhile.
     """
-    store, keys, counts = fill(_filling(config, backbone, dataset, plan), accelerator)
+    store, keys, counts = fill(replace(_filling(config, backbone, dataset, plan), stop=stop), accelerator)
     logger.info("Encoded cache: %s", described(counts))
     text = TextSource.CACHED
     if config.encode.text == "live":

@@ -8,41 +8,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from physedit.data_loaders.encoded import LEVELS, KeyRule, RowKeys
+from physedit.data_loaders.encoded_lookup import Decoded, Decoder, LookedUp, LookUp, loaded
 from physedit.data_loaders.encoded_store import EncodedStore, StoreWriter
-from physedit.data_loaders.loader import CHANGED
 from physedit.data_loaders.problems import RowProblem
-from physedit.data_loaders.reader import decode_pair
 from physedit.data_loaders.sample import (
-    DatasetRowError,
     DroppedRow,
     EditDataset,
-    EditSample,
-    PromptLevel,
-    StoredPair,
     collate,
 )
 from physedit.data_loaders.slots import RunPlan
-from physedit.data_loaders.workers import end_with_parent_alone
 from physedit.models.backbone import Backbone
 from physedit.models.encoding import latents_as_tensors
 from physedit.train.config import ConfigError
+from physedit.train.loop import Stopped
+from physedit.train.signals import StopFlag
 
 logger = logging.getLogger(__name__)
 
 NUM_MEASURED = 4
 """Ours: so many encoded rows of each process tell what the others will need; they are held in memory until then."""
 _SECONDS_BETWEEN_LINES = 30.0
-_T = TypeVar("_T")
 _Entries = Mapping[bytes, Mapping[str, Tensor]]
 
 
@@ -59,6 +51,7 @@ class Filling:
         can_write: False if nothing may be missing.
         can_encode_text: False if there are no text encoders.
         num_workers: processes that read and decode.
+        stop: raised when a signal asks the process to end.
     """
 
     backbone: Backbone
@@ -69,6 +62,7 @@ class Filling:
     can_write: bool
     can_encode_text: bool
     num_workers: int
+    stop: StopFlag = field(default_factory=StopFlag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +90,6 @@ class EncodeCounts:
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A row's keys, and those of them that have no entry."""
-
-    row: int
-    latents: bytes
-    texts: Mapping[PromptLevel, bytes]
-    lacking: frozenset[bytes]
-    num_damaged: int
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        return (self.latents, *self.texts.values())
-
-    @property
-    def lacks_text(self) -> bool:
-        return any(key in self.lacking for key in self.texts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    row: _Row
-    sample: EditSample
-    instructions: Mapping[PromptLevel, str]
-
-
 def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys, EncodeCounts]:
     """Ensures that every row of the plan has its entries; returns the store, their keys and what was done.
 
@@ -130,16 +98,19 @@ def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys
     Raises:
         ConfigError: entries are missing and may not or cannot be written, the disk is too small for them, or the
             folder is not one for all ranks.
+        Stopped: a signal arrived.
     """
+    rule = KeyRule(task.backbone.encoding_key, task.backbone.text_sees_pictures)
     share = task.plan.shown[accelerator.process_index :: accelerator.num_processes]
-    look_up = _LookUp(task, share, EncodedStore(task.folder))
+    look_up = LookUp(task.dataset, share, EncodedStore(task.folder), rule, with_text=task.with_text)
     done = _Done()
-    for each in _loaded(look_up, task.num_workers):
+    for each in loaded(look_up, task.num_workers):
+        _check_stop(task)
         done.add(each)
     missing = [(row, levels) for row, levels in share if row in done.rows and done.rows[row].lacking]
     done.num_damaged = sum(each.num_damaged for each in done.rows.values())
     _refuse_missing(task, [done.rows[row] for row, _ in missing])
-    _write_all(task, _loaded(_Decoder(task, missing, look_up), task.num_workers), len(missing), done)
+    _write_all(task, loaded(Decoder(look_up, missing, task.plan.index), task.num_workers), len(missing), done)
     return _gathered(task, done)
 
 
@@ -147,13 +118,13 @@ def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys
 class _Done:
     """What one process found and did."""
 
-    rows: dict[int, _Row] = field(default_factory=dict)
+    rows: dict[int, LookedUp] = field(default_factory=dict)
     dropped: dict[int, DroppedRow] = field(default_factory=dict)
     encoded: set[int] = field(default_factory=set)
     num_damaged: int = 0
     bytes_written: int = 0
 
-    def add(self, found: _Row | DroppedRow) -> None:
+    def add(self, found: LookedUp | DroppedRow) -> None:
         if isinstance(found, DroppedRow):
             self.dropped[found.index] = found
             self.rows.pop(found.index, None)
@@ -161,81 +132,7 @@ class _Done:
             self.rows[found.row] = found
 
 
-class _LookUp(Dataset[_Row | DroppedRow]):
-    """Looks up the entries of rows: their pictures' bytes are read and not decoded."""
-
-    def __init__(
-        self, task: Filling, shown: Sequence[tuple[int, tuple[PromptLevel, ...]]], store: EncodedStore
-    ) -> None:
-        self._dataset = task.dataset
-        self._with_text = task.with_text
-        self._rule = KeyRule(task.backbone.encoding_key, task.backbone.text_sees_pictures)
-        self._shown = shown
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._shown)
-
-    def __getitem__(self, place: int) -> _Row | DroppedRow:
-        row, levels = self._shown[place]
-        try:
-            return self.looked_up(row, self.stored(row, levels))
-        except DatasetRowError as error:
-            return DroppedRow(row, self._dataset.name(row), error.reason, str(error))
-
-    def stored(self, row: int, levels: Sequence[PromptLevel]) -> Mapping[PromptLevel, StoredPair]:
-        """Returns the row at each level that needs an entry of its own."""
-        return {level: self._dataset.stored(row, level) for level in (levels if self._with_text else levels[:1])}
-
-    def looked_up(self, row: int, pairs: Mapping[PromptLevel, StoredPair]) -> _Row:
-        """Returns the keys of a row; entries are read to see whether they are as they were written."""
-        latents = self._rule.latents(next(iter(pairs.values())))
-        texts = {level: self._rule.text(pair) for level, pair in pairs.items()} if self._with_text else {}
-        keys = {latents, *texts.values()}
-        lacking = frozenset(key for key in keys if not self._store.is_intact(key))
-        return _Row(row, latents, texts, lacking, sum(self._store.holds(key) for key in lacking))
-
-
-class _Decoder(Dataset[_Decoded | DroppedRow]):
-    """Decodes rows that lack an entry."""
-
-    def __init__(self, task: Filling, missing: Sequence[tuple[int, tuple[PromptLevel, ...]]], look_up: _LookUp) -> None:
-        self._dataset = task.dataset
-        self._index = task.plan.index
-        self._missing = missing
-        self._look_up = look_up
-
-    def __len__(self) -> int:
-        return len(self._missing)
-
-    def __getitem__(self, place: int) -> _Decoded | DroppedRow:
-        row, levels = self._missing[place]
-        try:
-            pairs = self._look_up.stored(row, levels)
-            sample = decode_pair(next(iter(pairs.values())))
-        except DatasetRowError as error:
-            return DroppedRow(row, self._dataset.name(row), error.reason, str(error))
-        sizes = (tuple(sample.source.shape[1:]), tuple(sample.target.shape[1:]))
-        if sizes != (self._index.source(row), self._index.target(row)):
-            message = f"{sample.origin} is not the size that the size index says. It was written after the index."
-            return DroppedRow(row, self._dataset.name(row), CHANGED, message)
-        # The keys of the bytes that were decoded, should they have changed since they were looked up.
-        instructions = {level: pair.instruction for level, pair in pairs.items()}
-        return _Decoded(self._look_up.looked_up(row, pairs), sample, instructions)
-
-
-def _loaded(items: Dataset[_T], num_workers: int) -> Iterator[_T]:
-    loader = DataLoader(
-        items,
-        batch_size=None,
-        num_workers=num_workers,
-        worker_init_fn=end_with_parent_alone() if num_workers else None,
-        generator=torch.Generator().manual_seed(0),
-    )
-    return iter(loader)
-
-
-def _refuse_missing(task: Filling, rows: Sequence[_Row]) -> None:
+def _refuse_missing(task: Filling, rows: Sequence[LookedUp]) -> None:
     """Raises on every rank if some rank lacks entries that must not, or cannot, be written."""
     mine = (len(rows), sum(row.lacks_text for row in rows))
     num_rows, num_texts = (sum(counts) for counts in zip(*gather_object([mine]), strict=True))
@@ -253,7 +150,7 @@ def _refuse_missing(task: Filling, rows: Sequence[_Row]) -> None:
         )
 
 
-def _write_all(task: Filling, decoded: Iterator[_Decoded | DroppedRow], num_missing: int, done: _Done) -> None:
+def _write_all(task: Filling, decoded: Iterator[Decoded | DroppedRow], num_missing: int, done: _Done) -> None:
     """Encodes this rank's rows and writes them, once the first have shown that the disk is large enough."""
     entries = _encoded(task, decoded, done)
     with StoreWriter(task.folder) as writer, task.backbone.encoders.encoding():
@@ -265,10 +162,11 @@ def _write_all(task: Filling, decoded: Iterator[_Decoded | DroppedRow], num_miss
             line.advance()
 
 
-def _encoded(task: Filling, decoded: Iterable[_Decoded | DroppedRow], done: _Done) -> Iterator[_Entries]:
+def _encoded(task: Filling, decoded: Iterable[Decoded | DroppedRow], done: _Done) -> Iterator[_Entries]:
     """Yields the entries that each row lacks; a row that cannot be encoded is dropped."""
     known: set[bytes] = set()
     for each in decoded:
+        _check_stop(task)
         if isinstance(each, DroppedRow):
             done.add(each)
             continue
@@ -286,7 +184,7 @@ def _encoded(task: Filling, decoded: Iterable[_Decoded | DroppedRow], done: _Don
         yield entries
 
 
-def _encode(backbone: Backbone, decoded: _Decoded, lacking: frozenset[bytes]) -> _Entries:
+def _encode(backbone: Backbone, decoded: Decoded, lacking: frozenset[bytes]) -> _Entries:
     batch = collate([decoded.sample])
     entries: dict[bytes, Mapping[str, Tensor]] = {}
     if decoded.row.latents in lacking:
@@ -295,6 +193,11 @@ def _encode(backbone: Backbone, decoded: _Decoded, lacking: frozenset[bytes]) ->
         if key in lacking and key not in entries:
             entries[key] = backbone.encode_text(batch.given, (decoded.instructions[level],))
     return entries
+
+
+def _check_stop(task: Filling) -> None:
+    if task.stop:
+        raise Stopped("Stopped while the encoded cache was filled; what was encoded is kept.")
 
 
 def _is_broken(value: Tensor) -> bool:

@@ -26,7 +26,7 @@ from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
 from physedit.train.loop import Stopped, Trainer, fit
 from physedit.train.optim import build_optimizer
 from physedit.train.order import build_plan, check_same_plan, unusable_rows, write_plan
-from physedit.train.preflight import check_levels
+from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.rules import batches_per_step
@@ -58,7 +58,7 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
         write_scenes(config)
     dataset: EditDataset = build_checked("data", config.data)
     check_levels(config, dataset)
-    _check_references(backbone, dataset)
+    check_references(backbone.max_sources, dataset)
     hooks = build_hooks(config)
     for hook in hooks:
         hook.check()
@@ -70,7 +70,9 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
     accelerator.wait_for_everyone()
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, OmegaConf.to_yaml(config, resolve=True))
     try:
-        encoded = None if config.encode.mode == "live" else encoded_rows(config, accelerator, backbone, dataset, plan)
+        encoded = None
+        if config.encode.mode == "cached":
+            encoded = encoded_rows(config, accelerator, backbone, dataset, plan, stop=stop)
         trainer = build_trainer(config, accelerator, backbone, dataset, plan=plan, share=share, encoded=encoded)
         start = restore(trainer, store)
         check_same_plan(plan, folder, start.step)
@@ -222,15 +224,6 @@ def _facts(config: DictConfig) -> dict[str, str]:
         "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
         "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
     }
-
-
-def _check_references(backbone: Backbone, dataset: EditDataset) -> None:
-    most = 1 + dataset.max_references
-    if most > backbone.max_sources:
-        raise ConfigError(
-            f"data.references gives up to {most} pictures to edit from, but this backbone takes "
-            f"{backbone.max_sources}. Drop some, or use backbone=qwen_image_edit_plus, which takes three."
-        )
 
 
 def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:

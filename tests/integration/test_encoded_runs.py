@@ -39,7 +39,7 @@ def test_cached_run_has_the_losses_and_the_adapter_of_the_live_one(
 
     monkeypatch.setattr(encoded, "decode_rgb", decode)
     monkeypatch.setattr(images, "decode_rgb", decode)
-    monkeypatch.setattr("physedit.train.filling.decode_pair", decode)
+    monkeypatch.setattr("physedit.data_loaders.encoded_lookup.decode_pair", decode)
     reused = run_smoke(*more, *CACHED, "encode.write_missing=false", "backbone.encoders=absent", name="reused")
     assert (metrics_of(reused), adapter_bytes(reused, 8)) == expected
 

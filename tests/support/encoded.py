@@ -26,7 +26,7 @@ SIDE = 64
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of ``metadata.jsonl``: its pictures are ``NUMBERa.bmp`` and ``NUMBERb.bmp``."""
+    """A row of ``metadata.jsonl``: its source, target and reference are ``NUMBERa.bmp``, ``..b.bmp`` and ``..c.bmp``."""
 
     number: int
     caption: str
@@ -43,11 +43,11 @@ def write_pairs(folder: Path, pairs: Sequence[Pair]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for pair in pairs:
-        names = [f"{pair.number}{side}.bmp" for side in "ab"]
+        names = [f"{pair.number}{side}.bmp" for side in "abc"]
         for seed, name in enumerate(names):
             if not (folder / name).exists():
-                write_picture(folder / name, 2 * pair.number + seed)
-        lines.append(json.dumps({"before": names[0], "after": names[1], "text": pair.caption}))
+                write_picture(folder / name, 3 * pair.number + seed)
+        lines.append(json.dumps({"before": names[0], "after": names[1], "more": names[2], "text": pair.caption}))
     (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -56,9 +56,13 @@ def some_pairs(count: int) -> list[Pair]:
     return [Pair(number, f"Remove ball {number}" + " and the stand" * (number % 3)) for number in range(count)]
 
 
-def filling(backbone: Backbone, data: Path, cache: Path, *, micro_batch: int = 1) -> Filling:
-    """Returns the task of filling ``cache`` with the pairs in ``data``."""
-    dataset = Pairs(path=str(data), source="before", target="after", instruction="text", level="superficial")
+def filling(
+    backbone: Backbone, data: Path, cache: Path, *, micro_batch: int = 1, references: tuple[str, ...] = ()
+) -> Filling:
+    """Returns the task of filling ``cache`` with the pairs in ``data``; ``more`` is a column of references."""
+    dataset = Pairs(
+        path=str(data), source="before", target="after", instruction="text", level="superficial", references=references
+    )
     index = SizeIndex.of(dataset, cache.parent / "indexes", num_workers=0)
     buckets = find_buckets(index.rows["source"], backbone.sizes_of)
     plan = RunPlan(index, buckets, members_of(dataset), seed=3, levels=SHOWN, micro_batch=micro_batch)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -28,9 +29,12 @@ from tests.support.encoded import (
     write_picture,
 )
 from tests.support.memory_editors import EDITORS, Editor
+from tests.support.qwen_editors import PLUS
+from tests.support.qwen_editors import build as build_qwen
 
 from physedit.data_loaders import geometry, images
-from physedit.data_loaders.loader import Share, TrainingBatches
+from physedit.data_loaders.encoded_store import StoreWriter
+from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, PromptLevel
 from physedit.models import flux_text, latents, pictures, qwen_text, sizes
@@ -41,6 +45,7 @@ from physedit.models.parts import ENCODING_VERSION, EncodersAbsentError
 from physedit.models.qwen_image_edit import QwenImageEdit
 from physedit.train.config import ConfigError
 from physedit.train.encode import _let_go
+from physedit.train.loop import Stopped
 
 CPU = torch.device("cpu")
 
@@ -77,23 +82,86 @@ def test_cached_batches_are_the_live_ones_bit_for_bit_over_shuffled_epochs(
     rows, counts = fill_alone(task)
     assert counted(counts) == (8, 0, 0)
     run: dict[str, Any] = {"share": Share(2), "stop_position": 24}
-    lengths = set()
     cached = list(TrainingBatches(task.dataset, task.plan, **run, encoded=rows, num_workers=num_workers))
     live = list(TrainingBatches(task.dataset, task.plan, **run))
     assert len(cached) == len(live) == 12
-    for one, two in zip(cached, live, strict=True):
-        assert one.batch.sample_ids == two.batch.sample_ids
-        first, second = conditioning_of(editor, one.batch, CPU), conditioning_of(editor, two.batch, CPU)
-        for name in ("target", "change"):
-            assert torch.equal(getattr(first, name), getattr(second, name))
-        assert all(torch.equal(*pair) for pair in zip(first.sources, second.sources, strict=True))
-        assert first.text.keys() == second.text.keys()
-        assert all(torch.equal(first.text[name], second.text[name]) for name in first.text)
-        assert first.time_shift == second.time_shift
-        assert first.target.stride() == second.target.stride()
-        lengths.add("mask" in first.text)
+    padded = [assert_same(editor, one, two) for one, two in zip(cached, live, strict=True)]
     if isinstance(editor, QwenImageEdit):
-        assert lengths == {False, True}  # some batches are padded
+        assert set(padded) == {False, True}
+
+
+def assert_same(editor: Editor, one: PositionedBatch, two: PositionedBatch) -> bool:
+    """Compares the conditionings of two micro batches bit for bit; True if their text is padded."""
+    assert (one.positions, one.batch.sample_ids) == (two.positions, two.batch.sample_ids)
+    assert one.batch.weights == two.batch.weights
+    assert one.batch.num_targets_of_other_size == two.batch.num_targets_of_other_size
+    first, second = conditioning_of(editor, one.batch, CPU), conditioning_of(editor, two.batch, CPU)
+    for name in ("target", "change"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert all(torch.equal(*pair) for pair in zip(first.sources, second.sources, strict=True))
+    assert first.text.keys() == second.text.keys()
+    assert all(torch.equal(first.text[name], second.text[name]) for name in first.text)
+    assert first.time_shift == second.time_shift
+    assert first.target.stride() == second.target.stride()
+    return "mask" in first.text
+
+
+def test_references_are_cached_with_their_pair_in_bfloat16(tmp_path: Path) -> None:
+    editor = build_qwen(PLUS, dtype="bfloat16")
+    write_pairs(tmp_path / "data", some_pairs(4))
+    task = filling(editor, tmp_path / "data", tmp_path / "cache", micro_batch=2, references=("more",))
+    rows, counts = fill_alone(replace(task, num_workers=2))
+    assert counted(counts) == (4, 0, 0)
+    run: dict[str, Any] = {"share": Share(2), "stop_position": 8}
+    for one, two in zip(
+        TrainingBatches(task.dataset, task.plan, **run, encoded=rows),
+        TrainingBatches(task.dataset, task.plan, **run),
+        strict=True,
+    ):
+        assert_same(editor, one, two)
+        assert len(one.batch.latents[0]) == 5  # target, two sources, change, time shift
+        assert one.batch.latents[0]["source_1"].dtype == torch.bfloat16
+    reference = tmp_path / "data" / "2c.bmp"
+    write_picture(reference, seed=77)
+    assert counted(fill_alone(task)[1]) == (1, 3, 0)
+
+
+def test_broken_row_has_the_same_stand_in_as_in_the_live_run(editor: Editor, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data", some_pairs(5))
+    broken = tmp_path / "data" / "2a.bmp"
+    broken.write_bytes(broken.read_bytes()[:5000])
+    task = filling(editor, tmp_path / "data", tmp_path / "cache", micro_batch=5)
+    rows, counts = fill_alone(task)
+    assert counted(counts) == (4, 0, 1)
+    run: dict[str, Any] = {"share": Share(5), "stop_position": 10}
+    for one, two in zip(
+        TrainingBatches(task.dataset, task.plan, **run, encoded=rows),
+        TrainingBatches(task.dataset, task.plan, **run),
+        strict=True,
+    ):
+        assert_same(editor, one, two)
+        assert [(row.index, row.reason) for row in one.dropped] == [(row.index, row.reason) for row in two.dropped]
+        assert [row.index for row in one.dropped] == [2]
+
+
+def test_signal_ends_the_filling_and_what_was_encoded_is_kept(
+    flux: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pairs(tmp_path / "data", some_pairs(8))
+    task = filling(flux, tmp_path / "data", tmp_path / "cache")
+    add = StoreWriter.add
+
+    def add_and_signal(self: StoreWriter, key: bytes, tensors: Any) -> int:
+        length = add(self, key, tensors)
+        task.stop.signal_number = 15
+        return length
+
+    monkeypatch.setattr(StoreWriter, "add", add_and_signal)
+    with pytest.raises(Stopped, match="what was encoded is kept"):
+        fill_alone(task)
+    monkeypatch.undo()
+    task.stop.signal_number = None
+    assert counted(fill_alone(task)[1]) == (4, 4, 0)  # four are encoded before the first is written
 
 
 def test_two_ranks_over_two_epochs_keep_every_caption_with_its_pictures(editor: Editor, tmp_path: Path) -> None:
