@@ -11,6 +11,7 @@ from tests.support.true_velocity import arriving_at
 from torch import Tensor
 
 import physedit.models
+from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.qwen_image_edit import QwenImageEdit
@@ -57,6 +58,24 @@ def test_encoding_and_decoding_give_the_picture_back(editor: Editor) -> None:
         assert -10 * math.log10(error) > LEAST_DB
         nothing_learnt = (source.double() - target).square().mean() / 255**2
         assert error < 0.2 * nothing_learnt  # it is the target that is shown, and not the source
+
+
+def test_what_is_shown_is_the_vaes_own_round_trip(editor: Editor) -> None:
+    """Shift, scale, mean and spread cancel out: they are those that the pipeline takes away."""
+    pairs = draw_pairs(7, seed=3)
+    vae, process = editor._pipeline.vae, editor._pipeline.image_processor
+    for source, target in zip(pairs.source, pairs.physical, strict=True):
+        pixels = process.preprocess(as_image(target), 64, 64)
+        is_video = isinstance(editor, QwenImageEdit)
+        with torch.no_grad():
+            mode = vae.encode(pixels.unsqueeze(2) if is_video else pixels).latent_dist.mode()
+            decoded = vae.decode(mode, return_dict=False)[0]
+        frame = decoded[0, :, 0] if is_video else decoded[0]
+        expected = ((frame.clamp(-1, 1) / 2 + 0.5) * 255).round()
+        difference = (shown(editor, source, target).double() - expected).abs()
+        # Float rounding may tip a value over the edge between two of 256 levels.
+        assert difference.max() <= 1
+        assert (difference > 0).double().mean() < 0.01
 
 
 def test_latents_that_are_learnt_decode_to_the_target_and_not_to_the_source(editor: Editor) -> None:

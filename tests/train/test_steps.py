@@ -52,7 +52,7 @@ def take_steps(editor: Any) -> list[float]:
         value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(float(value))
+        losses.append(float(value.detach()))
     return losses
 
 
