@@ -46,6 +46,20 @@ def check_levels(config: DictConfig, dataset: EditDataset) -> None:
         raise ConfigError(f"levels asks for {', '.join(lacking)} prompts, but the data has only: {has}.")
 
 
+def check_references(max_sources: int, dataset: EditDataset) -> None:
+    """Verifies that the editor takes as many pictures as the data gives.
+
+    Raises:
+        ConfigError: it takes fewer.
+    """
+    most = 1 + dataset.max_references
+    if most > max_sources:
+        raise ConfigError(
+            f"data.references gives up to {most} pictures to edit from, but this backbone takes "
+            f"{max_sources}. Drop some, or use backbone=qwen_image_edit_plus, which takes three."
+        )
+
+
 def _check_writable(folder: Path) -> None:
     """Refuses a run folder whose nearest existing parent cannot be written."""
     parent = folder.absolute()
