@@ -18,7 +18,7 @@ from physedit.train.assemble import build_checked, check_backbone, start_process
 from physedit.train.config import ConfigError
 from physedit.train.filling import EncodeCounts, Filling, fill, shown_bytes
 from physedit.train.order import build_plan
-from physedit.train.preflight import check_levels
+from physedit.train.preflight import check_levels, check_references
 from physedit.train.signals import StopFlag
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ def encode(config: DictConfig) -> EncodeCounts:
     dataset: EditDataset = build_checked("data", config.data)
     check_levels(config, dataset)
     backbone: Backbone = build_checked("backbone", config.backbone)
+    check_references(backbone.max_sources, dataset)
     backbone.to(accelerator.device)
     plan = build_plan(config, accelerator, backbone, dataset)
     # A signal ends this process as any other: what was written stays.

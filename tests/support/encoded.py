@@ -26,7 +26,7 @@ SIDE = 64
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of ``metadata.jsonl``: its source, target and reference are ``NUMBERa.bmp``, ``..b.bmp`` and ``..c.bmp``."""
+    """A row of ``metadata.jsonl``: source, target and reference are ``NUMBERa.bmp``, ``..b.bmp`` and ``..c.bmp``."""
 
     number: int
     caption: str
