@@ -92,6 +92,7 @@ def vae_factor(folder: Path | None) -> int:
         raise ValueError(
             f"{file} is no config of a VAE: {type(error).__name__}: {error}. Download it again."
         ) from error
+    return int(2 ** (num_levels - 1))
 
 
 def setting(settings: Mapping[str, object], name: str, default: int) -> int:
