@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from physedit.data_loaders.sample import DatasetLayoutError
 
@@ -55,6 +56,42 @@ def num_parquet_rows(file: Path) -> int:
         return int(parquet.read_metadata(file).num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(file, error) from error
+
+
+def row_without_picture(file: Path, column: str) -> int | None:
+    """Returns the first row of ``file`` whose picture has no bytes; None if all have some.
+
+    The file's own statistics are asked, so that pictures are read only of row groups with an empty cell.
+
+    Raises:
+        DatasetLayoutError: the file is damaged.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            first = 0
+            for group in range(table.num_row_groups):
+                if _num_nulls(table.metadata.row_group(group), column) != 0:
+                    cells = table.read_row_group(group, columns=[column]).column(column).to_pylist()
+                    for number, cell in enumerate(cells):
+                        if not (cell.get("bytes") if isinstance(cell, dict) else cell):
+                            return first + number
+                first += table.metadata.row_group(group).num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(file, error) from error
+    return None
+
+
+def _num_nulls(group: Any, column: str) -> int | None:
+    """Returns the empty cells of a picture column in a row group; None if its statistics do not tell."""
+    for number in range(group.num_columns):
+        leaf = group.column(number)
+        if leaf.path_in_schema in (column, f"{column}.bytes"):
+            known = leaf.statistics
+            return int(known.null_count) if known is not None and known.has_null_count else None
+    return None
 
 
 def refuse_damage(file: Path, columns: Sequence[str]) -> None:

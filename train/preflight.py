@@ -1,13 +1,16 @@
 """What is checked before a process joins, a model loads or a file is written: cheap things first."""
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
 from physedit.data_loaders.sample import EditDataset, PromptLevel
-from physedit.train.assemble import build_checked, build_hooks, check_backbone, scenes_are_missing
+from physedit.eval_hooks.hook import EvalHook
+from physedit.train.assemble import build_checked, check_backbone, scenes_are_missing
 from physedit.train.config import ConfigError
 from physedit.train.optim import build_optimizer
 from physedit.train.run_folder import check_run_folder, run_folder_of
@@ -16,22 +19,71 @@ from physedit.train.run_folder import check_run_folder, run_folder_of
 def check(config: DictConfig) -> None:
     """Verifies components, run folder, weights, data and benchmarks without a model; writes nothing to the run.
 
-    Data and benchmarks of an embedded world that is yet to be written are checked after it is written.
+    What is wrong is reported together. Data and benchmarks of an embedded world that is yet to be written are checked
+    after it is written.
 
     Raises:
-        ValueError: one paragraph with key or path, what was found and the remedy.
+        ValueError: one paragraph with key or path, what was found and the remedy, of each problem.
     """
+    problems = [problem for step in _steps(config) if (problem := _problem(step)) is not None]
+    if not problems:
+        _check_data(config)
+        return
+    # Opening a large set may take long, which is no way to learn of a misspelled key.
+    problems += _absent_data(config)
+    if len(problems) == 1:
+        raise problems[0]
+    texts = (f"({number}) {problem}" for number, problem in enumerate(problems, start=1))
+    raise ConfigError(f"{len(problems)} things are wrong. {' '.join(texts)}") from problems[0]
+
+
+def _steps(config: DictConfig) -> Iterator[Callable[[], object]]:
+    """Yields what is to be verified before the data, cheap things first."""
     for name in ("objective", "schedule", "tracker"):
-        build_checked(name, config[name])
-    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+        yield partial(build_checked, name, config[name])
+    yield partial(build_optimizer, config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    yield partial(_check_run_folder, config)
+    yield partial(check_backbone, config)
+    for name in sorted(map(str, config.eval)):
+        yield partial(_check_hook, config, name)
+
+
+def _problem(step: Callable[[], object]) -> ValueError | None:
+    """Returns the refusal of ``step``; an error that is no refusal of ours passes."""
+    try:
+        step()
+    except ValueError as error:
+        if not type(error).__module__.startswith("physedit."):
+            raise
+        return error
+    return None
+
+
+def _check_run_folder(config: DictConfig) -> None:
     _check_writable(run_folder_of(config))
     check_run_folder(config)
-    check_backbone(config)
-    for hook, node in zip(build_hooks(config), (config.eval[name] for name in sorted(config.eval)), strict=True):
-        if not _is_yet_to_be_written(config, node.get("benchmark")):
-            hook.check()
+
+
+def _check_hook(config: DictConfig, name: str) -> None:
+    hook: EvalHook = build_checked(f"eval.{name}", config.eval[name])
+    if not _is_yet_to_be_written(config, config.eval[name].get("benchmark")):
+        hook.check()
+
+
+def _check_data(config: DictConfig) -> None:
     if not any(_is_yet_to_be_written(config, path) for path in _paths_of(config.data)):
         check_levels(config, build_checked("data", config.data))
+
+
+def _absent_data(config: DictConfig) -> list[ValueError]:
+    """Returns a refusal for each place of data that is not there, without opening any."""
+    places = [str(path) for path in _paths_of(config.data) if path is not None]
+    absent = [
+        place
+        for place in places
+        if not place.startswith("hf://") and not _is_yet_to_be_written(config, place) and not Path(place).exists()
+    ]
+    return [ConfigError(f"data: there is no such path as {place}. Set data.path.") for place in absent]
 
 
 def check_levels(config: DictConfig, dataset: EditDataset) -> None:

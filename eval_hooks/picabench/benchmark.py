@@ -8,7 +8,7 @@ from torch import Tensor
 
 from physedit.data_loaders.images import decode_rgb
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
-from physedit.data_loaders.tables import parquet_columns, read_parquet_rows
+from physedit.data_loaders.tables import parquet_columns, read_parquet_rows, row_without_picture
 from physedit.eval_hooks.files import file_digest
 from physedit.eval_hooks.picabench.annotations import Question, parse_edit_area, parse_questions
 
@@ -82,7 +82,7 @@ def load_benchmark(path: str | Path) -> tuple[BenchmarkItem, ...]:
 
 
 def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str], str | None]) -> int:
-    """Returns the number of items, having verified everything but the pictures.
+    """Returns the number of items, having verified everything but the pictures, of which only that they are there.
 
     Args:
         path: as for ``load_benchmark``.
@@ -91,7 +91,7 @@ def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str
 
     Raises:
         DatasetLayoutError: as ``load_benchmark``, or a question that ``kind_of`` refuses.
-        DatasetRowError: as ``load_benchmark``, or an item has no instruction of ``level``.
+        DatasetRowError: as ``load_benchmark``, or an item has no instruction of ``level`` or no picture.
     """
     without_pictures = tuple(name for name in (*_REQUIRED, "edit_area") if name != "input_image")
     items = _load(Path(path), without_pictures)
@@ -99,6 +99,10 @@ def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str
         item.instruction(level)
         for question in item.questions:
             _refuse_unknown(question, item.origin, kind_of)
+    for file in benchmark_files(path):
+        row = row_without_picture(file, "input_image")
+        if row is not None:
+            _picture_bytes(None, Origin(str(file), row))
     return len(items)
 
 

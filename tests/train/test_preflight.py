@@ -1,0 +1,120 @@
+"""What is wrong with the inputs of a run is said before anything is loaded, and together."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tests.support.runs import smoke_overrides
+
+from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError
+from physedit.data_loaders.tables import row_without_picture
+from physedit.train import preflight
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from physedit.data_loaders.scenes.write import ensure_world
+
+    folder = tmp_path_factory.mktemp("world") / "scenes"
+    ensure_world(folder, num_train=6, num_benchmark=6, seed=7)
+    return folder
+
+
+def without_source(world: Path, folder: Path, row: int) -> Path:
+    """A copy of the benchmark in which one item has no picture."""
+    table = parquet.read_table(next(file for file in world.rglob("benchmark/*.parquet") if file.stem != "targets"))
+    cells = table.column("input_image").to_pylist()
+    cells[row] = {"bytes": None, "path": None}
+    place = table.schema.get_field_index("input_image")
+    folder.mkdir()
+    column = pa.array(cells, table.schema.field("input_image").type)
+    parquet.write_table(table.set_column(place, "input_image", column), folder / "benchmark.parquet", row_group_size=2)
+    return folder
+
+
+def check(world: Path, tmp_path: Path, *more: str) -> None:
+    preflight.check(compose_config(smoke_overrides(world, tmp_path / "runs", "run", ["eval=scenes", *more])))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: Any) -> None:
+        raise AssertionError("weights were opened")
+
+    monkeypatch.setattr("physedit.models.flux_kontext.load_pipeline", refuse)
+    monkeypatch.setattr("safetensors.torch.load_file", refuse)
+
+
+def test_all_that_is_wrong_is_said_at_once_before_any_weight_is_opened(world, tmp_path: Path, no_weights) -> None:
+    """F15: a wrong data path, an evaluation item without a source, weights that are nowhere."""
+    benchmark = without_source(world, tmp_path / "benchmark", 4)
+    wrong = [
+        f"eval.scenes.benchmark={benchmark}", "data.path=no/pairs", "backbone.weights=./no/weights", "optimizer.lr=-1",
+    ]  # fmt: skip
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as refused:
+        check(world, tmp_path, *wrong)
+    assert time.monotonic() - started < 5
+    said = str(refused.value)
+    assert said.startswith("4 things are wrong. (1) ")
+    for words in ("benchmark.parquet, row 4: input_image holds no picture", "no/pairs", "no/weights", "optimizer"):
+        assert words in said
+    assert "\n" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_key_of_a_judge_is_refused_before_any_file_is_opened(world: Path, tmp_path: Path) -> None:
+    """F15: it does not compose, so nothing else can be looked at."""
+    with pytest.raises(ConfigError, match=r"eval\.scenes\.judge\.api_kee"):
+        check(world, tmp_path, "+eval.scenes.judge.api_kee=X", "data.path=no/pairs")
+
+
+def test_one_problem_keeps_its_own_error(world: Path, tmp_path: Path) -> None:
+    check(world, tmp_path)
+    with pytest.raises(DatasetRowError, match=r"row 3: input_image holds no picture"):
+        check(world, tmp_path, f"eval.scenes.benchmark={without_source(world, tmp_path / 'benchmark', 3)}")
+    with pytest.raises(ConfigError, match=r"^data: .*no/pairs"):
+        check(world, tmp_path, "data.path=no/pairs")
+
+
+def test_data_is_not_opened_to_report_something_else(world: Path, tmp_path: Path, monkeypatch) -> None:
+    """Opening a large set may convert it first."""
+
+    def refuse(*_arguments: object, **_options: Any) -> None:
+        raise AssertionError("the data was opened")
+
+    config = compose_config(smoke_overrides(world, tmp_path / "runs", "run", ["optimizer.lr=-1"]))
+    monkeypatch.setattr("physedit.data_loaders.pica100k.Pica100k.__init__", refuse)
+    with pytest.raises(ConfigError, match=r"^optimizer"):
+        preflight.check(config)
+
+
+def test_an_error_that_is_no_refusal_keeps_its_own_traceback(world: Path, tmp_path: Path, monkeypatch) -> None:
+    def fault(*_arguments: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(preflight, "check_run_folder", fault)
+    with pytest.raises(ValueError, match=r"^a fault of ours$"):
+        check(world, tmp_path)
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("kind", ["struct", "binary"])
+def test_the_first_row_without_a_picture_is_found_by_statistics_or_by_reading(
+    tmp_path: Path, statistics: bool, kind: str
+) -> None:
+    for missing in (None, 0, 3, 4):
+        cells: list[Any] = [None if n == missing else b"x" for n in range(6)]
+        column = cells if kind == "binary" else [{"bytes": cell, "path": "p"} for cell in cells]
+        parquet.write_table(
+            pa.table({"picture": column}), tmp_path / "f.parquet", row_group_size=2, write_statistics=statistics
+        )
+        assert row_without_picture(tmp_path / "f.parquet", "picture") == missing
+    (tmp_path / "f.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DatasetLayoutError):
+        row_without_picture(tmp_path / "f.parquet", "picture")
