@@ -17,6 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 from physedit.train.config import CONF_FOLDER, ConfigError, TrainConfig, one_line, options, suggestion
 from physedit.train.validation import validate
 
+SWEEP_ADVICE = (
+    "a sweep starts one launcher per trial, each with its own run_name: one `physedit train` after another, or "
+    "launch=slurm launch.slurm.trials=FILE with the overrides of one trial a line."
+)
+
 
 def register_schema() -> None:
     """Makes ``TrainConfig`` known to Hydra as ``train_schema``; may be called again."""
@@ -37,6 +42,7 @@ def compose_config(
         ConfigError: anything in the overrides or the composed result that cannot be used.
     """
     register_schema()
+    _refuse_hydra_settings(overrides)
     if config_dir is not None:
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a folder. Give the folder of your yaml groups.")
@@ -52,12 +58,31 @@ def compose_config(
     return composed
 
 
+def _refuse_hydra_settings(overrides: Sequence[str]) -> None:
+    """Refuses what would configure Hydra's own runs, which are not used: it would have no effect."""
+    for override in overrides:
+        key = override.lstrip("+~").split("=", 1)[0]
+        if key.startswith(("hydra.", "hydra/")) and key != "hydra.searchpath":
+            raise ConfigError(
+                f"{override} has no effect: Hydra composes the config and starts nothing. The run folder is "
+                f"OUTPUT_ROOT/RUN_NAME, and {SWEEP_ADVICE}"
+            )
+
+
 def _explain(error: HydraException, overrides: Sequence[str], config_name: str) -> str:
     """Turns Hydra's message into one that does not advise to add a misspelled key with '+'."""
     text = str(error)
+    if "To sweep over it, add --multirun" in text:
+        asked = text.split("'")[1]
+        return (
+            f"{asked} gives several values to one run. Write key=[a,b] for a list, or quote the value, key='a,b', for "
+            f"text; {SWEEP_ADVICE}"
+        )
     for override in reversed(overrides):
         key = override.lstrip("+~").split("=", 1)[0].strip()
         group = key.split("@")[0]
+        if key.startswith("launch.env") and "Could not override" in text:
+            return f"{key}: a variable is added with a plus, as +launch.env.NCCL_DEBUG=INFO."
         names = [f.name for f in fields(TrainConfig)] + ["experiment"]
         if f"'{key}'" in text and "Could not override" in text:
             head, *rest = key.split(".")

@@ -98,6 +98,72 @@ class ScenesConfig:
 
 
 @dataclass
+class SlurmConfig:
+    """What launch=slurm asks of SLURM; null leaves the cluster's default."""
+
+    profile: str = "zero2"
+    """How the job starts its processes: a file of launch/accelerate, by its name."""
+    nodes: int = 1
+    """Nodes of the job."""
+    gpus_per_node: int = 8
+    """GPUs of each; 0 asks for none."""
+    processes_per_node: int | None = None
+    """Ranks on each node; null means one per GPU."""
+    time: str | None = None
+    """Limit, as 24:00:00."""
+    partition: str | None = None
+    """Where to run."""
+    account: str | None = None
+    """Whom to charge."""
+    qos: str | None = None
+    """Quality of service."""
+    cpus_per_task: int | None = None
+    """CPU cores of each node."""
+    mem: str | None = None
+    """Memory of each node, as 400G."""
+    requeue: bool = True
+    """Submit the job again when it saved and stopped because its time was nearly over."""
+    signal_s: int = 600
+    """Seconds before the time is over at which the run is told to save and stop; 0 means never."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines before the run, such as: module load cuda."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch, such as ["--constraint=a100"]."""
+    trials: str | None = None
+    """A text file with the overrides of one trial a line: a sweep, as an array of jobs with one launcher each."""
+    max_parallel: int | None = None
+    """How many trials run at once."""
+
+
+@dataclass
+class LaunchConfig:
+    """How the processes of a run are started: an option of conf/launch. The run itself does not depend on it."""
+
+    kind: str = "none"
+    """none: in this process. local: with accelerate on this machine. slurm: as a job."""
+    profile: str | None = None
+    """A file of launch/accelerate by its name, or the path of one of your own."""
+    device: str = "any"
+    """What the profile's processes compute on: cuda, cpu or any."""
+    num_processes: int | None = None
+    """Over all machines; null means one per GPU."""
+    num_machines: int = 1
+    """Machines, each of which is given this command with its own machine_rank."""
+    machine_rank: int = 0
+    """Which of them this is."""
+    main_process_ip: str | None = None
+    """Where the machines meet: a name or address of machine 0."""
+    main_process_port: int = 0
+    """And the port; 0 takes a free one, on one machine."""
+    rank_logs: bool = False
+    """Also write what each rank says to files of its own in RUN/launch."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the processes: +launch.env.NCCL_DEBUG=INFO adds one."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """For launch=slurm."""
+
+
+@dataclass
 class TrainConfig:
     """One training run. Component nodes (with ``_target_``) are checked against their class's signature."""
 
@@ -155,6 +221,8 @@ class TrainConfig:
     """The learning rate's course: an option of conf/schedule."""
     tracker: Any = MISSING
     """A view of the run beside its files: an option of conf/tracker."""
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    """How the processes are started: an option of conf/launch."""
     eval_steps: list[int] = field(default_factory=list)
     """Steps at which the hooks evaluate beside the start and the end; a hook's own cadence may say otherwise."""
     eval: dict[str, Any] = field(default_factory=dict)

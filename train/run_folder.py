@@ -21,7 +21,7 @@ from physedit.train.optim import Schedule
 
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
-     "eval_steps", "output_root", "best_metric", "max_dropped_share", "encode"}
+     "eval_steps", "output_root", "best_metric", "max_dropped_share", "encode", "launch"}
 )  # fmt: skip
 """Settings a resumed run may change: they decide where and how long it runs, not what a finished step computed."""
 
@@ -64,7 +64,8 @@ def check_run_folder(config: DictConfig) -> None:
     folder = run_folder_of(config)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, but the run folder is to be there. Choose another run_name.")
-    if not folder.exists() or not any(folder.iterdir()):
+    # What a launch wrote before the run began is no run yet.
+    if not folder.exists() or all(entry.name == "launch" for entry in folder.iterdir()):
         return
     if config.resume == "never":
         raise ConfigError(
@@ -84,6 +85,16 @@ def check_run_folder(config: DictConfig) -> None:
         _check_same_run(folder, before, config)
 
 
+def check_is_free(folder: Path) -> None:
+    """Verifies that no process is writing the run in ``folder``; takes no lock.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if (folder / ".lock").exists():
+        _lock(folder).close()
+
+
 def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> BinaryIO:
     """Creates the run folder and writes config, overrides, command and environment. Rank 0 calls it.
 
@@ -95,6 +106,15 @@ def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str,
     """
     folder = run_folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
+    lock = _lock(folder)
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_text(folder / "overrides.txt", "".join(f"{line}\n" for line in overrides))
+    write_text(folder / "command.txt", command + "\n")
+    write_json(folder / "environment.json", asdict(describe_environment(accelerator)))
+    return lock
+
+
+def _lock(folder: Path) -> BinaryIO:
     lock = (folder / ".lock").open("wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,11 +122,7 @@ def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str,
         lock.close()
         raise ConfigError(
             f"Another process is writing the run in {folder}. Wait for it, or choose another name."
-        ) from (error)
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    write_text(folder / "overrides.txt", "".join(f"{line}\n" for line in overrides))
-    write_text(folder / "command.txt", command + "\n")
-    write_json(folder / "environment.json", asdict(describe_environment(accelerator)))
+        ) from error
     return lock
 
 

@@ -23,15 +23,18 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopFlag]:
-    """Turns SIGTERM and SIGINT into a raised flag.
+    """Turns SIGTERM and SIGINT into a raised flag, and SIGUSR1 into a wish to save and go on.
 
     Launchers send SIGTERM more than once (to the process, then to its group), so only a second SIGINT, from a person
     who does not want to wait, acts as usual.
     """
     flag = StopFlag()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
 
     def remember(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            flag.save_is_asked = True
+            return
         if number == signal.SIGINT and flag.signal_number == signal.SIGINT:
             raise KeyboardInterrupt
         flag.signal_number = number

@@ -1,0 +1,119 @@
+"""Jobs for SLURM: pure functions from settings to the text of a batch script and the command that submits it."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from physedit.launch.plan import FOLDER, LaunchError, LaunchPlan, Run
+
+TEMPLATES = FOLDER / "slurm"
+STOPPED_BY_USR1 = 128 + 10
+"""Exit code of a run that saved and stopped because its time is nearly over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a sweep: what it has beside the overrides of all."""
+
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """What a job asks of SLURM. None leaves the cluster's default."""
+
+    profile: str
+    nodes: int
+    gpus_per_node: int
+    processes_per_node: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    cpus_per_task: int | None
+    mem: str | None
+    requeue: bool
+    signal_s: int
+    setup: tuple[str, ...]
+    extra: tuple[str, ...]
+    max_parallel: int | None
+
+
+def plan_slurm(
+    job: SlurmJob, run: Run, environment: Mapping[str, str], *, trials: Sequence[Trial], working_folder: Path
+) -> LaunchPlan:
+    """Returns the batch script of a run, or of a sweep if there are trials, and the command that submits it.
+
+    On each node the job starts ``python -m physedit.train ... launch=PROFILE``, which validates there, starts the
+    node's ranks and passes signals on.
+
+    Raises:
+        LaunchError: a value that cannot stand in an ``#SBATCH`` line, or a sweep over several nodes.
+    """
+    if trials and job.nodes > 1:
+        raise LaunchError(
+            f"launch.slurm.trials starts each trial on one node, but launch.slurm.nodes={job.nodes}. Set it to 1, or "
+            "submit trials one by one."
+        )
+    name = "sweep_array" if trials else "one_node" if job.nodes == 1 else "many_nodes"
+    folder = run.folder / "launch"
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,  # shell, not HTML
+    )  # fmt: skip
+    text = templates.get_template(f"{name}.sbatch.jinja").render(
+        job=job,
+        directives=_directives(job, run, folder, trials, working_folder),
+        exports=[f"{key}={shlex.quote(value)}" for key, value in environment.items()],
+        command=shlex.join([run.python, "-m", "physedit.train", *run.options, *run.overrides]),
+        launch=f"launch={shlex.quote(job.profile)} launch.num_processes={job.nodes * job.processes_per_node}",
+        trials=[shlex.join(trial.overrides) for trial in trials],
+        typed=run.command.replace("\n", " "),
+        stopped=STOPPED_BY_USR1,
+    )
+    script = folder / "job.sbatch"
+    return LaunchPlan(("sbatch", str(script)), {}, {folder / "config.yaml": run.config, script: text})
+
+
+def _directives(job: SlurmJob, run: Run, folder: Path, trials: Sequence[Trial], working_folder: Path) -> list[str]:
+    log = (working_folder / folder / ("job_%A_%a.log" if trials else "job_%j.log")).as_posix()
+    wanted = {
+        "job-name": re.sub(r"[^\w.-]", "_", run.folder.name),
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "time": job.time,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": "1",
+        "gpus-per-node": str(job.gpus_per_node) if job.gpus_per_node else None,
+        "cpus-per-task": None if job.cpus_per_task is None else str(job.cpus_per_task),
+        "mem": job.mem,
+        "array": _array(len(trials), job.max_parallel) if trials else None,
+        "chdir": str(working_folder),
+        "output": log,
+        # A requeued job goes on in the same log.
+        "open-mode": "append",
+        # B: to this script alone, which passes it on.
+        "signal": f"B:USR1@{job.signal_s}" if job.signal_s else None,
+    }
+    lines = [f"--{key}={_value(key, value)}" for key, value in wanted.items() if value is not None]
+    lines.append("--requeue" if job.requeue else "--no-requeue")
+    for line in job.extra:
+        if "\n" in line or not line.startswith("-"):
+            raise LaunchError(f"launch.slurm.extra: {line!r} is no option of sbatch, such as --constraint=a100.")
+    return [*lines, *job.extra]
+
+
+def _value(key: str, value: str) -> str:
+    """Returns the value as an ``#SBATCH`` line takes it, which ends at a blank unless it is quoted."""
+    if not value or not value.isprintable() or '"' in value:
+        raise LaunchError(f"{value!r} cannot stand in a line of sbatch (--{key}). Choose another.")
+    return f'"{value}"' if re.search(r"[\s#']", value) else value
+
+
+def _array(num_trials: int, max_parallel: int | None) -> str:
+    return f"0-{num_trials - 1}" + (f"%{max_parallel}" if max_parallel is not None else "")

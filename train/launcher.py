@@ -1,0 +1,69 @@
+"""``accelerate launch`` for a parent that waits: passes signals on, and ends as the first rank that failed did.
+
+    python -m physedit.train.launcher --config_file launch/accelerate/ddp.yaml -m physedit.train ...
+
+takes the arguments of ``accelerate launch``.
+"""
+
+import ctypes
+import logging
+import signal
+import subprocess
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from physedit.launch.local import FORWARDED
+
+logger = logging.getLogger(__name__)
+
+ASKED_TO_STOP = frozenset(128 + number for number in FORWARDED)
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+
+
+def main() -> None:
+    """Runs the launch of this process' arguments; leaves with the exit code of the first rank that failed."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    _end_with_the_parent()
+    for number in FORWARDED:
+        signal.signal(number, _forward)
+    try:
+        launch_command(launch_command_parser().parse_args())
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        _leave(rank, failure.exitcode)
+    except subprocess.CalledProcessError as error:
+        _leave(0, error.returncode)
+
+
+def _leave(rank: int, returncode: int) -> NoReturn:
+    code = returncode if returncode >= 0 else 128 - returncode
+    if returncode < 0 and code not in ASKED_TO_STOP:
+        name = signal.Signals(-returncode).name
+        logger.error("Rank %d was ended by %s%s.", rank, name, ", perhaps for want of memory" * (name == "SIGKILL"))
+    elif code not in ASKED_TO_STOP:
+        logger.error("Rank %d was the first to fail, with exit code %d; what it said is above.", rank, code)
+    sys.exit(code)
+
+
+def _forward(number: int, _frame: FrameType | None) -> None:
+    for rank in psutil.Process().children():
+        try:
+            rank.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue  # it ended by itself
+
+
+def _end_with_the_parent() -> None:
+    """Lets a parent that is killed take the run with it, as SIGTERM: it is saved and does not train on unseen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
