@@ -1,4 +1,4 @@
-"""``physedit data``: making and checking data sets."""
+"""``physedit data``: checking and making data sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,41 @@ from physedit.train.config import ConfigError
 if TYPE_CHECKING:
     from physedit.data_loaders.vision_client import VisionSettings
 
-data_app = typer.Typer(help="Make data sets of your own.", no_args_is_help=True)
+data_app = typer.Typer(help="Check data sets, and make some of your own.", no_args_is_help=True)
+
+
+@data_app.command("check")
+def check(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides, such as data=pairs data.path=FOLDER backbone=toy")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: data_checks/NAME_HASH.")] = None,
+    sample: Annotated[int | None, typer.Option(help="Look at so many rows alone, evenly spread.")] = None,
+    benchmark: Annotated[
+        Path | None, typer.Option(help="PICABench's file or folder: look for its pictures among the rows.")
+    ] = None,
+    max_dropped: Annotated[
+        float | None, typer.Option(help="Share of rows that may be dropped; default: max_dropped_share.")
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Pairs of each law on the page.")] = 4,
+    config_dir: Annotated[
+        Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print check.json.")] = False,
+) -> None:
+    """Decodes every row, says what training would drop and why, and writes a page with pairs to look at."""
+    from physedit.train import check_data
+    from physedit.train.check_record import described
+    from physedit.train.cli import fail
+
+    request = check_data.CheckRequest(out, sample, benchmark, max_dropped, examples)
+    result = check_data.check_data(check_data.check_config(overrides or [], config_dir), request)
+    if as_json:
+        typer.echo(json.dumps(result.record, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(described(result.record, result.folder))
+    if result.failure:
+        fail(result.failure, 1)
 
 
 @data_app.command("from-videos")

@@ -71,3 +71,40 @@ class ProgressBar:
         if done >= total:
             self._bar.remove_task(self._hook)
             self._hook = None
+
+
+class RowsBar:
+    """How far a pass over rows is: a bar on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._every = max(1, num_rows // LINES_OFF_TERMINAL)
+        console = Console(stderr=True)
+        self._bar = (
+            Progress(
+                TextColumn("rows"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=console,
+            )
+            if console.is_terminal
+            else None
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "RowsBar":
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("rows", total=self._num_rows, text="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, done: int, num_dropped: int) -> None:
+        """Shows that ``done`` rows are seen, of which ``num_dropped`` cannot be used."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, text=f"{num_dropped} dropped")
+        elif done % self._every == 0 or done == self._num_rows:
+            logger.info("%d of %d rows looked at, %d dropped", done, self._num_rows, num_dropped)
