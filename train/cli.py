@@ -18,7 +18,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from physedit.train.cli_data import data_app
-from physedit.train.compose import compose_config
+from physedit.train.compose import SWEEP_ADVICE, compose_config
 from physedit.train.config import ConfigError
 
 EXIT_BAD_INPUT = 2
@@ -84,24 +84,33 @@ def train(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate everything, start nothing.")] = False,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
 ) -> None:
-    """Fine-tunes an adapter, or resumes: physedit train experiment=demo."""
+    """Fine-tunes an adapter, or resumes: physedit train experiment=demo; with launch=NAME on many GPUs."""
     given = overrides or []
+    if multirun:
+        raise ConfigError(f"--multirun would run one job after another in the same processes, but {SWEEP_ADVICE}")
     config = compose_config(given, config_dir=config_dir)
     from physedit.eval_hooks.judges.judge import JudgeUnavailable
     from physedit.eval_hooks.ranks import FailedElsewhere
-    from physedit.train import preflight, sft
+    from physedit.train import launching, preflight, sft
     from physedit.train.console import print_results
     from physedit.train.loop import NonFiniteLoss, Stopped
     from physedit.train.signals import stop_on_signal
 
-    preflight.check(config)
+    command = launching.command_of_parent()
+    if command is None or config.launch.kind != "none":
+        launching.check_launch(config)
+        preflight.check(config)
+        command = _command(given, config_dir)
+    plan = None if config.launch.kind == "none" else launching.plan(config, given, command, config_dir)
     if dry_run:
         typer.echo("Settings, components, data, local weights and run folder can be used; nothing was started.")
+        if plan is not None:
+            typer.echo(f"\n{plan.described()}{launching.lacking_gpus(config.launch) or ''}")
         return
-    program = "python -m physedit.train" if Path(sys.argv[0]).name == "__main__.py" else "physedit train"
-    options = [] if config_dir is None else ["--config-dir", str(config_dir)]
-    command = f"{program} {shlex.join([*options, *given])}"
+    if plan is not None:
+        raise SystemExit(launching.start(config, plan))
     with stop_on_signal() as stop:
         try:
             reports = sft.train(config, given, command, stop)
@@ -264,6 +273,13 @@ def config_show(
         typer.echo(json.dumps(OmegaConf.to_container(config, resolve=True), indent=2))
     else:
         typer.echo(OmegaConf.to_yaml(config, resolve=True), nl=False)
+
+
+def _command(given: list[str], config_dir: Path | None) -> str:
+    """Returns what was typed."""
+    program = "python -m physedit.train" if Path(sys.argv[0]).name == "__main__.py" else "physedit train"
+    options = [] if config_dir is None else ["--config-dir", str(config_dir)]
+    return f"{program} {shlex.join([*options, *given])}"
 
 
 def _is_for_the_user(error: ValueError) -> bool:
