@@ -7,13 +7,25 @@ BIN := $(VENV)/bin
 BACKBONE ?= flux_kontext
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check install clean
+# bitsandbytes and torchao lie beside .venv's packages: installed among them, they slow every start by seconds.
+QUANTIZED := $(VENV)/quantized
+
+.PHONY: demo test test-quantized check install clean
 
 demo: $(INSTALLED)
 	$(BIN)/physedit train experiment=demo$(patsubst %,_%,$(filter-out flux_kontext,$(BACKBONE)))
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/pytest -q
+
+# The tests of quantised bases, which make test skips.
+test-quantized: $(QUANTIZED)/.installed
+	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 PYTHONPATH=$(QUANTIZED) $(BIN)/pytest -q tests/models/test_memory_quantization.py
+
+$(QUANTIZED)/.installed: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+		--target $(QUANTIZED) bitsandbytes torchao
+	touch $@
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
