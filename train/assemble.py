@@ -9,20 +9,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from omegaconf import DictConfig
+from torch import nn
 
+from physedit.data_loaders.loader import Share
 from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, preset_targets
 from physedit.models.quantization import check_compiling, check_quantization, check_sharding
+from physedit.train import zero
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
+from physedit.train.engine import Arithmetic, Engine, PlainEngine
+from physedit.train.optim import build_optimizer
+from physedit.train.state import trainable
 
 logger = logging.getLogger(__name__)
-
-
-COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""How long ranks wait for each other: a judge may take one rank's share much longer than another's."""
 
 
 def start_processes(config: DictConfig) -> Accelerator:
@@ -36,25 +38,50 @@ def start_processes(config: DictConfig) -> Accelerator:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda was asked, but torch sees no CUDA device. Use device=auto or device=cpu.")
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
-    waits = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[waits])
-    _check_sharding(config, accelerator)
-    if accelerator.distributed_type not in (
-        DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU,
-    ):  # fmt: skip
-        raise ConfigError(
-            f"This launch is of type {accelerator.distributed_type.value}. physedit trains with one process or "
-            f"with DDP: launch with launch/accelerate/ddp.yaml."
-        )
+    with_zero = zero.asked_for()
+    if with_zero:
+        zero.prepare_environment(on_cpu=on_cpu)
+    # Where DeepSpeed runs, accelerate would take nccl on the CPU too.
+    waits = InitProcessGroupKwargs(
+        backend="gloo" if on_cpu and with_zero else "nccl", timeout=timedelta(seconds=int(config.collective_timeout_s))
+    )
+    accelerator = Accelerator(cpu=on_cpu and not with_zero, mixed_precision="no", kwargs_handlers=[waits])
+    if with_zero:
+        zero.forget_transformers_config()
+    try:
+        check_sharding(config.backbone.get("quantization"), zero.stage_of(accelerator))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _check_launch(accelerator, with_zero=with_zero)
     return accelerator
 
 
-def _check_sharding(config: DictConfig, accelerator: Accelerator) -> None:
-    plugin = accelerator.state.deepspeed_plugin
-    try:
-        check_sharding(config.backbone.get("quantization"), 0 if plugin is None else int(plugin.zero_stage))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+def _check_launch(accelerator: Accelerator, *, with_zero: bool) -> None:
+    found = accelerator.distributed_type
+    if with_zero and found != DistributedType.DEEPSPEED:
+        raise ConfigError(f"The launch asks for DeepSpeed, but accelerate runs {found.value}. Check its config file.")
+    if found not in (
+        DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.DEEPSPEED,
+    ):  # fmt: skip
+        raise ConfigError(
+            f"This launch is of type {found.value}. physedit trains with one process, with DDP or with DeepSpeed: "
+            f"launch with a file of launch/accelerate."
+        )
+
+
+def build_engine(config: DictConfig, accelerator: Accelerator, denoiser: nn.Module, share: Share) -> Engine:
+    """Wraps the denoiser, whose adapter is in place and on its device, for the launch; all ranks call it.
+
+    Raises:
+        ConfigError: an optimizer or a DeepSpeed config that cannot be used.
+    """
+    limit = config.max_grad_norm
+    arithmetic = Arithmetic(
+        share.micro_batch, share.accumulation, share.global_batch, None if limit is None else float(limit)
+    )
+    optimizer = build_optimizer(config.optimizer, trainable(denoiser).values())
+    kind = zero.ZeroEngine if accelerator.distributed_type == DistributedType.DEEPSPEED else PlainEngine
+    return kind(accelerator, denoiser, optimizer, arithmetic)
 
 
 def scenes_are_missing(config: DictConfig) -> bool:

@@ -95,8 +95,8 @@ def train(
     from physedit.eval_hooks.ranks import FailedElsewhere
     from physedit.train import launching, preflight, sft
     from physedit.train.console import print_results
-    from physedit.train.loop import NonFiniteLoss, Stopped
-    from physedit.train.signals import stop_on_signal
+    from physedit.train.loop import NonFiniteLoss
+    from physedit.train.signals import Stopped, stop_on_signal
 
     command = launching.command_of_parent()
     if command is None or config.launch.kind != "none":

@@ -45,7 +45,9 @@ class CheckpointConfig:
     every: int = 0
     """Save every so many optimizer steps; 0 means only at evaluations, at the end and on SIGTERM."""
     keep: int = 3
-    """How many of the newest checkpoints stay; the best one always stays."""
+    """How many of the newest checkpoints stay; the best ones stay beside them."""
+    keep_best: int = 1
+    """How many of the best checkpoints by best_metric always stay, at least 1."""
 
 
 @dataclass
@@ -195,6 +197,12 @@ class TrainConfig:
     """Steps between lines of metrics.jsonl; the loss is the mean since the last line."""
     best_metric: str | None = None
     """The metric whose tuned value names the best checkpoint, such as scenes/physics_acc; null: the newest."""
+    best_psnr_floor_db: float | None = None
+    """Steps whose PSNR (HOOK/psnr of best_metric's hook) is lower cannot be the best; null means no floor."""
+    eval_failures: str = "continue"
+    """continue: a hook that fails marks its result failed and training goes on. stop: it ends the run."""
+    collective_timeout_s: int = 7200
+    """How long ranks wait in one collective of a step; evaluations may take longer, for they wait in none."""
     levels: LevelConfig = field(default_factory=LevelConfig)
     """How often each prompt level is shown."""
     order: OrderConfig = field(default_factory=OrderConfig)

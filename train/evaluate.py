@@ -17,7 +17,7 @@ from physedit.train.assemble import build_checked, build_hooks, start_processes,
 from physedit.train.config import ConfigError
 from physedit.train.run_folder import base_cache_of
 from physedit.train.saved_adapter import SavedAdapter, attach, check_saved, find_adapter, read_saved
-from physedit.train.summary import summarize
+from physedit.train.summary import best_rule, summarize
 
 
 def step_of(adapter: Path) -> int | None:
@@ -66,7 +66,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     )
     reports = [hook.run(context) for hook in hooks]
     if accelerator.is_main_process:
-        write_json(out / "summary.json", summarize(str(config.run_name), reports, config.best_metric))
+        write_json(out / "summary.json", summarize(str(config.run_name), reports, best_rule(config)))
         write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
     return reports
 

@@ -1,28 +1,32 @@
-"""What happens around the loop's steps: checkpoints, hooks, numbers, signals."""
+"""What happens around the loop's steps: checkpoints, hooks, numbers, what is asked from outside."""
 
 import logging
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
 from physedit.eval_hooks.panel import write_sheet
 from physedit.eval_hooks.report import write_html_report
 from physedit.models.backbone import Backbone
-from physedit.models.lora import adapter_state, swapped, without_adapter
+from physedit.models.lora import without_adapter
 from physedit.train.checkpoint import CheckpointStore, Snapshot
-from physedit.train.loop import NonFiniteLoss, Stopped, Trainer
+from physedit.train.failures import EvalFailure, write_failures
+from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
-from physedit.train.signals import StopFlag
-from physedit.train.state import Progress, optimizer_tensors
-from physedit.train.summary import best_step, scalars, summarize
+from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
+from physedit.train.state import Progress
+from physedit.train.summary import BestRule, best_steps, scalars, summarize
 from physedit.train.tracker import MetricsFile, Tracker
 
 logger = logging.getLogger(__name__)
@@ -36,7 +40,9 @@ class Policy:
     num_steps: int
     save_every: int
     keep: int
-    best_metric: str | None
+    keep_best: int
+    best: BestRule
+    stops_at_eval_failure: bool
     facts: Mapping[str, str]
     """What the report says of the run under its title."""
 
@@ -55,8 +61,10 @@ class RunEvents:
     tracker: Tracker
     bar: ProgressBar
     stop: StopFlag
-    processes: Processes
+    files: RequestFiles | None
+    """On rank 0."""
     reports: list[EvalReport] = field(default_factory=list)
+    failures: list[EvalFailure] = field(default_factory=list)
 
     @property
     def accelerator(self) -> Accelerator:
@@ -68,12 +76,25 @@ class RunEvents:
         """The editor."""
         return self.trainer.backbone
 
-    def is_stopping(self) -> bool:
-        """True once any rank got a signal. Ranks agree, so that none waits for another in a collective."""
-        agreed = self.processes.largest(self.stop.signal_number or 0)
-        if agreed:
-            self.stop.signal_number = agreed
-        return agreed > 0
+    @property
+    def processes(self) -> Processes:
+        """Their agreement."""
+        return self.trainer.processes
+
+    def request(self) -> Request:
+        """Returns what is asked of any rank. Ranks agree, so that none waits for another in a collective."""
+        number = self.stop.signal_number or 0
+        asked = Request.NONE if self.files is None else self.files.asked()
+        if asked is Request.STOP:
+            number = number or signal.SIGTERM
+        saves = asked is Request.SAVE or self.stop.save_is_asked
+        agreed = self.processes.largest(Request.STOP + number if number else Request.SAVE if saves else Request.NONE)
+        if agreed > Request.STOP:
+            self.stop.signal_number = agreed - Request.STOP
+            return Request.STOP
+        if agreed == Request.SAVE:
+            self.stop.save_is_asked = False
+        return Request(agreed)
 
     def save_is_due(self, step: int) -> bool:
         """True at the cadence of ``checkpoint.every`` and wherever a hook evaluates: what is judged is on disk."""
@@ -85,26 +106,30 @@ class RunEvents:
 
         Raises:
             NonFiniteLoss: the adapter is not finite, though the loss was; on every rank.
+            OSError: on rank 0, the disk is full or not writable; older checkpoints are untouched.
+            FailedElsewhere: on the other ranks, rank 0 could not write it.
         """
-        live = adapter_state(self.backbone.denoiser)
+        live = self.trainer.engine.adapter()
         if not bool(torch.stack([value.isfinite().all() for value in live.values()]).all()):
             raise NonFiniteLoss(
                 f"The adapter is not finite after step {progress.step}, so it is not saved; the newest checkpoint is "
                 f"the last good one. Lower optimizer.lr."
             )
-        if self.accelerator.is_main_process:
-            self.store.save(self._snapshot(progress))
-            protected = {
-                best_step(self.reports, self.policy.best_metric),
-                max((r.step for r in self.reports), default=0),
-            }
-            self.store.prune(self.policy.keep, {step for step in protected if step})
-        self.accelerator.wait_for_everyone()
+        snapshot = self._snapshot(progress, live)
+        self.processes.together(lambda: self._write(snapshot))
 
     def evaluate(self, step: int) -> None:
-        """Runs the hooks due at ``step`` and records what they found."""
+        """Runs the hooks due at ``step`` and records what they found, or that they failed.
+
+        Raises:
+            Exception: what a hook raised, if failures are to stop the run.
+        """
         for hook in self.due(step):
-            report = self._run_hook(hook, step)
+            report, errors = self.processes.attempt(partial(self._run_hook, hook, step))
+            self.failures = [each for each in self.failures if (each.hook, each.step) != (hook.name, step)]
+            if report is None:
+                self._record_failure(hook, step, errors)
+                continue
             self.reports = [r for r in self.reports if (r.hook, r.step) != (hook.name, step)] + [report]
             if self.accelerator.is_main_process:
                 self.metrics_file.append(step, scalars(report))
@@ -112,7 +137,7 @@ class RunEvents:
                 sheet = write_sheet(report.folder / "sheet.png", report)
                 self.tracker.log_images(step, f"{report.hook}/sheet", [sheet])
                 self.write_results()
-        self.accelerator.wait_for_everyone()
+        self.processes.wait()
 
     def log(self, step: int, metrics: dict[str, float], num_samples: int, seconds: float) -> None:
         """Adds a line to metrics.jsonl and to the tracker."""
@@ -130,21 +155,44 @@ class RunEvents:
 
     def write_results(self) -> Mapping[str, Any]:
         """Writes summary.json and report.html from all reports so far; returns the summary."""
-        summary = summarize(self.policy.run_name, self.reports, self.policy.best_metric)
+        summary = summarize(self.policy.run_name, self.reports, self.policy.best, self.failures)
         write_json(self.folder / "summary.json", summary)
+        write_failures(self.folder, self.failures)
+        failed = {"failed": ", ".join(each.title for each in self.failures)} if self.failures else {}
         if self.reports:
-            write_html_report(self.folder, self.reports, title=self.policy.run_name, facts=self.policy.facts)
+            facts = {**self.policy.facts, **failed}
+            write_html_report(self.folder, self.reports, title=self.policy.run_name, facts=facts)
         return summary
 
     def due(self, step: int) -> list[EvalHook]:
         """Returns the hooks that evaluate ``step``."""
         return [hook for hook in self.hooks if hook.cadence.is_due(step, self.policy.num_steps)]
 
-    def _snapshot(self, progress: Progress) -> Snapshot:
-        live = {name: value.cpu() for name, value in adapter_state(self.backbone.denoiser).items()}
+    def _write(self, snapshot: Snapshot) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        self.store.save(snapshot)
+        protected = {*best_steps(self.reports, self.policy.best)[: self.policy.keep_best]}
+        protected.add(max((r.step for r in self.reports), default=0))
+        self.store.prune(self.policy.keep, protected)
+
+    def _record_failure(self, hook: EvalHook, step: int, errors: Sequence[Exception]) -> None:
+        if self.policy.stops_at_eval_failure:
+            raise errors[0]
+        failure = EvalFailure(hook.name, step, f"{type(errors[-1]).__name__}: {errors[-1]}")
+        self.failures.append(failure)
+        if self.accelerator.is_main_process:
+            logger.error(
+                "The evaluation %s failed and is marked so; training goes on. %s", failure.title, failure.error,
+                exc_info=errors[0],
+            )  # fmt: skip
+            self.write_results()
+
+    def _snapshot(self, progress: Progress, adapter: Mapping[str, Tensor]) -> Snapshot:
+        live = {name: value.cpu() for name, value in adapter.items()}
         average = self.trainer.average
-        adapter = live if average is None else {name: value.cpu() for name, value in average.values.items()}
-        return Snapshot(progress, adapter, live, optimizer_tensors(self.backbone.denoiser, self.trainer.optimizer))
+        shipped = live if average is None else {name: value.cpu() for name, value in average.values.items()}
+        return Snapshot(progress, shipped, live, self.trainer.engine.optimizer_tensors())
 
     def _run_hook(self, hook: EvalHook, step: int) -> EvalReport:
         denoiser = self.backbone.denoiser
@@ -158,16 +206,21 @@ class RunEvents:
             base_cache=self.base_cache,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
-            barrier=self.accelerator.wait_for_everyone,
+            barrier=self.processes.wait,
             progress=self._hook_progress,
             device=self.accelerator.device,
-            adapter_id=weights_digest(adapter_state(denoiser) if average is None else average.values),
+            adapter_id=weights_digest(self.trainer.engine.adapter() if average is None else average.values),
         )
-        with nullcontext() if average is None else swapped(denoiser, average.values):
+        with nullcontext() if average is None else self.trainer.engine.swapped(average.values):
             return hook.run(context)
 
     def _hook_progress(self, done: int, total: int, label: str) -> None:
         self.bar.hook(done, total, label)
+        asked = Request.NONE if self.files is None else self.files.asked()
+        if asked is Request.SAVE:
+            self.stop.save_is_asked = True
+        if asked is Request.STOP:
+            self.stop.signal_number = signal.SIGTERM
         if self.stop:
             raise Stopped(
                 "Stopped during an evaluation; what it has so far is kept, and so is the checkpoint it is of."

@@ -27,8 +27,7 @@ from physedit.data_loaders.slots import RunPlan
 from physedit.models.backbone import Backbone
 from physedit.models.encoding import latents_as_tensors
 from physedit.train.config import ConfigError
-from physedit.train.loop import Stopped
-from physedit.train.signals import StopFlag
+from physedit.train.signals import StopFlag, Stopped
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ Shape legend: B micro batch, C latent channels, h w latent cells.
 """
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,17 +14,19 @@ from typing import Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from physedit.data_loaders.loader import PositionedBatch
 from physedit.data_loaders.sample import DroppedRow
 from physedit.models.backbone import Backbone, conditioning_of
 from physedit.train.dropped import DroppedRows
+from physedit.train.engine import Engine
 from physedit.train.objective import LossTerms, Objective
-from physedit.train.optim import Schedule, set_learning_rate
+from physedit.train.optim import Schedule
+from physedit.train.processes import Processes
 from physedit.train.rng import draw, dropout_stream
-from physedit.train.state import AdapterAverage, Progress, trainable
+from physedit.train.signals import Request, Stopped
+from physedit.train.state import AdapterAverage, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +35,11 @@ class NonFiniteLoss(RuntimeError):
     """A loss or gradient is NaN or infinite; the message names step and samples."""
 
 
-class Stopped(BaseException):
-    """SIGTERM or SIGINT arrived: the run is saved and can be resumed. As KeyboardInterrupt, it is no error to catch."""
-
-
 class Events(Protocol):
     """What the loop tells the rest of the run. Every rank calls every method."""
 
-    def is_stopping(self) -> bool:
-        """True once a signal asked the process to stop."""
+    def request(self) -> Request:
+        """Returns what a signal or a file asks of the run; the same on every rank."""
         ...
 
     def save_is_due(self, step: int) -> bool:
@@ -71,10 +68,10 @@ class Trainer:
     """Everything the loop uses, already built and placed."""
 
     accelerator: Accelerator
+    processes: Processes
     backbone: Backbone
-    denoiser: nn.Module
+    engine: Engine
     objective: Objective
-    optimizer: Optimizer
     schedule: Schedule
     batches: Callable[[int], Iterator[PositionedBatch]]
     """From a position of the run on: this rank's micro batches, in order."""
@@ -84,7 +81,6 @@ class Trainer:
     seed: int
     has_dropout: bool
     log_every: int
-    max_grad_norm: float | None
     average: AdapterAverage | None
     dropped: DroppedRows
     recent: "deque[_Step]" = field(default_factory=deque)
@@ -120,32 +116,30 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
     """Trains from ``start`` to the last step. All ranks call it.
 
     Raises:
-        NonFiniteLoss: a loss or gradient is not finite; nothing after the last good checkpoint was saved.
+        NonFiniteLoss: a loss or gradient is not finite; the adapter is as it was before that step.
         TooManyDropped: more rows than the run allows cannot be used.
-        Stopped: a signal arrived; a checkpoint of the current step was written first.
+        Stopped: it was asked to; a checkpoint of the current step was written first.
     """
     progress, seconds, num_samples = start, 0.0, 0
     events.evaluate(progress.step)
     batches = trainer.batches(progress.position)
     while progress.step < trainer.num_steps:
         started = time.monotonic()
-        trainer.denoiser.train()
-        set_learning_rate(trainer.optimizer, trainer.schedule.factor(progress.step, trainer.num_steps))
+        trainer.engine.denoiser.train()
+        trainer.engine.set_learning_rate(trainer.schedule.factor(progress.step, trainer.num_steps))
         share = accumulate(trainer, batches)
-        grad_norm = clip(trainer)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad(set_to_none=True)
+        grad_norm = update(trainer, share, progress.step + 1)
         if trainer.average is not None:
-            trainer.average.update(trainer.backbone.denoiser)
+            trainer.average.update(trainer.engine.adapter())
 
         progress = progress.after_step(trainer.global_batch)
         num_samples += trainer.global_batch
         trainer.recent.append(_Step(progress.step, share, grad_norm))
         events.advance(progress.step)
-        stops = events.is_stopping()
+        request = events.request()
         is_last = progress.step == trainer.num_steps
         logs = is_last or progress.step % trainer.log_every == 0
-        saves = is_last or stops or events.save_is_due(progress.step)
+        saves = is_last or request > Request.NONE or events.save_is_due(progress.step)
         if logs or saves:
             progress = close_window(trainer, progress)
         seconds += time.monotonic() - started
@@ -154,7 +148,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
             progress, seconds, num_samples = progress.with_new_window(), 0.0, 0
         if saves:
             events.save(progress)
-        if stops:
+        if request is Request.STOP:
             raise Stopped(f"Stopped at step {progress.step}; a checkpoint of it is saved.")
         events.evaluate(progress.step)
     return progress
@@ -170,9 +164,9 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
     for micro_step in range(trainer.accumulation):
         positioned = next(batches)
         is_last = micro_step == trainer.accumulation - 1
-        with nullcontext() if is_last else without_sync(trainer):
+        with trainer.engine.accumulating(is_last=is_last):
             terms = forward(trainer, positioned)
-            trainer.accelerator.backward(terms.loss / trainer.accumulation)
+            trainer.engine.backward(terms.loss / trainer.accumulation)
         total += terms.loss.detach() / trainer.accumulation
         batch = positioned.batch
         ids.extend(name if weight else None for name, weight in zip(batch.sample_ids, batch.weights, strict=True))
@@ -182,9 +176,32 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
     return _Share(tuple(ids), num_fitted, tuple(dropped), total, torch.cat(per_sample))
 
 
-def without_sync(trainer: Trainer) -> AbstractContextManager[object]:
-    """Leaves gradients on this rank until the last micro batch of the step."""
-    return trainer.accelerator.no_sync(trainer.denoiser)  # type: ignore[no-any-return]
+def update(trainer: Trainer, share: _Share, step: int) -> Tensor:
+    """Clips the accumulated gradient once and updates once; returns the gradient's norm before clipping.
+
+    It waits for the device: no update may be made with a number that is not finite.
+
+    Raises:
+        NonFiniteLoss: on every rank, before the adapter has changed.
+    """
+    if trainer.processes.largest(int(not bool(share.loss.isfinite()))):
+        raise non_finite(trainer, share, step, None)
+    grad_norm = trainer.engine.step()
+    if not bool(grad_norm.isfinite()):  # of the whole adapter, hence the same on every rank
+        raise non_finite(trainer, share, step, float(grad_norm))
+    return grad_norm
+
+
+def non_finite(trainer: Trainer, share: _Share, step: int, grad_norm: float | None) -> NonFiniteLoss:
+    """Returns the error that names step and samples of all ranks; all ranks call it."""
+    loss = float(trainer.accelerator.reduce(share.loss, reduction="mean"))
+    named = ", ".join(gather_object(share.not_finite())) or "none by itself"
+    norm = "not computed" if grad_norm is None else grad_norm
+    return NonFiniteLoss(
+        f"The loss of step {step} is {loss} and its gradient norm {norm}. "
+        f"Samples whose loss is not finite: {named}. Nothing was updated with it and nothing saved after it. Look at "
+        f"their pictures and text; if there are many or none, lower optimizer.lr, or use backbone.dtype=float32."
+    )
 
 
 def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
@@ -193,7 +210,7 @@ def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
     draws = draw(trainer.seed, positioned.positions, conditioning.target)
     with dropping_out(trainer, positioned.positions[0]):
         terms = trainer.objective.loss(
-            lambda noisy, sigma: trainer.backbone.velocity(trainer.denoiser, noisy, sigma, conditioning),
+            lambda noisy, sigma: trainer.backbone.velocity(trainer.engine.denoiser, noisy, sigma, conditioning),
             conditioning,
             draws,
         )
@@ -205,18 +222,10 @@ def dropping_out(trainer: Trainer, position: int) -> AbstractContextManager[None
     return dropout_stream(trainer.seed, position, trainer.accelerator.device) if trainer.has_dropout else nullcontext()
 
 
-def clip(trainer: Trainer) -> Tensor:
-    """Clips the accumulated gradient once and returns its norm before clipping."""
-    parameters = list(trainable(trainer.backbone.denoiser).values())
-    limit = math.inf if trainer.max_grad_norm is None else trainer.max_grad_norm
-    return nn.utils.clip_grad_norm_(parameters, limit)
-
-
 def close_window(trainer: Trainer, progress: Progress) -> Progress:
-    """Adds the steps since the last call to the logging window: the one place that waits for the device.
+    """Adds the steps since the last call to the logging window.
 
     Raises:
-        NonFiniteLoss: on every rank, because the gradient norm is the same on all of them.
         TooManyDropped: on every rank, because all of them know all dropped rows.
     """
     recent = list(trainer.recent)
@@ -227,16 +236,7 @@ def close_window(trainer: Trainer, progress: Progress) -> Progress:
     num_fitted, num_dropped = map(int, counts.tolist())
     if num_dropped:
         trainer.dropped.add(gather_object([(entry.step, row) for entry in recent for row in entry.share.dropped]))
-    norms = torch.stack([entry.grad_norm.to(losses.device) for entry in recent])
-    for entry, loss, norm in zip(recent, losses.tolist(), norms.tolist(), strict=True):
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            named = ", ".join(gather_object(entry.share.not_finite())) or "none by itself"
-            raise NonFiniteLoss(
-                f"The loss of step {entry.step} is {loss} and its gradient norm {norm}. Samples whose loss is not "
-                f"finite: {named}. Nothing was saved after it. Look at their pictures and text; if there are many or "
-                f"none, lower optimizer.lr, or use backbone.dtype=float32."
-            )
-    return progress.with_losses(losses.tolist(), norms.tolist()[-1]).with_fitted(num_fitted)
+    return progress.with_losses(losses.tolist(), float(recent[-1].grad_norm)).with_fitted(num_fitted)
 
 
 def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
@@ -244,7 +244,7 @@ def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:
     return {
         "train/loss": progress.window_loss / progress.window_steps,
         "train/grad_norm": progress.grad_norm,
-        "train/learning_rate": float(trainer.optimizer.param_groups[0]["lr"]),
+        "train/learning_rate": trainer.engine.learning_rate,
         "train/samples": float(progress.position),
         "train/fitted_targets": float(progress.num_fitted),
         "train/dropped": float(len(trainer.dropped)),

@@ -98,3 +98,8 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
     """Sets every group's rate to its base rate times ``factor``."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """Returns the rate of the first group."""
+    return float(optimizer.param_groups[0]["lr"])

@@ -12,6 +12,7 @@ from physedit.train.config import ConfigError, suggestion
 AT_LEAST = {
     "num_steps": 1, "global_batch": 1, "micro_batch": 1, "log_every": 1, "num_workers": 0, "num_threads": 1,
     "adapter.rank": 1, "checkpoint.every": 0, "checkpoint.keep": 1, "scenes.num_train": 1, "scenes.num_benchmark": 1,
+    "checkpoint.keep_best": 1, "collective_timeout_s": 1,
     "schedule.warmup_steps": 0,
 }  # fmt: skip
 ABOVE_ZERO = ("max_grad_norm", "adapter.alpha")
@@ -19,7 +20,7 @@ LARGEST = 2**31 - 1
 AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
 ONE_OF = {
     "resume": ("auto", "never"), "device": ("auto", "cpu", "cuda"), "levels.mode": ("draw", "each"),
-    "order.balance": ("none", "law"), "encode.mode": ("live", "cached"),
+    "order.balance": ("none", "law"), "encode.mode": ("live", "cached"), "eval_failures": ("continue", "stop"),
 }  # fmt: skip
 
 
@@ -188,6 +189,11 @@ def _check_evaluations(config: DictConfig) -> None:
             raise ConfigError(
                 f"eval: the name {name!r} must be made of letters, digits, '_' and '-': it names a folder."
             )
+    if config.best_psnr_floor_db is not None and config.best_metric is None:
+        raise ConfigError(
+            f"best_psnr_floor_db={config.best_psnr_floor_db} narrows the steps of best_metric, which is not set. "
+            f"Set best_metric, or best_psnr_floor_db=null."
+        )
     if config.best_metric is not None and config.best_metric.split("/")[0] not in names:
         raise ConfigError(
             f"best_metric={config.best_metric} belongs to no evaluation of this run. "

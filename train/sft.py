@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from accelerate import Accelerator
@@ -12,30 +13,41 @@ from physedit.data_loaders.encoded import EncodedRows
 from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
 from physedit.data_loaders.sample import EditDataset
 from physedit.data_loaders.slots import RunPlan
+from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalHook, EvalReport
 from physedit.models.backbone import Backbone
-from physedit.models.lora import load_state
 from physedit.models.quantization import keep_from_broadcast
-from physedit.train.assemble import add_lora, build_checked, build_hooks, start_processes, write_scenes
+from physedit.train.assemble import (
+    add_lora,
+    build_checked,
+    build_engine,
+    build_hooks,
+    start_processes,
+    write_scenes,
+)
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.config import ConfigError
 from physedit.train.dropped import DroppedRows
 from physedit.train.encode import encoded_rows
 from physedit.train.events import Policy, RunEvents
+from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
-from physedit.train.loop import Stopped, Trainer, fit
-from physedit.train.optim import build_optimizer
+from physedit.train.loop import Trainer, fit
 from physedit.train.order import build_plan, check_same_plan, unusable_rows, write_plan
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.rules import batches_per_step
 from physedit.train.run_folder import base_cache_of, claim_run_folder, run_folder_of
-from physedit.train.signals import StopFlag
-from physedit.train.state import AdapterAverage, Progress, restore_optimizer, trainable
+from physedit.train.signals import RequestFiles, StopFlag, Stopped
+from physedit.train.state import AdapterAverage, Progress
+from physedit.train.summary import best_rule
 from physedit.train.tracker import MetricsFile, NoTracker, Tracker
 
 logger = logging.getLogger(__name__)
+
+ENGINE_FILE = "engine.json"
+"""In the run folder: which engine really ran."""
 
 
 def train(config: DictConfig, overrides: Sequence[str], command: str, stop: StopFlag) -> list[EvalReport]:
@@ -49,12 +61,35 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
         Stopped: a signal arrived; the run is saved.
     """
     accelerator = start_processes(config)
+    team = Team(accelerator, Processes(accelerator.num_processes, accelerator.process_index))
+    try:
+        reports = _train(config, overrides, command, stop, team)
+    except Exception as error:
+        team.processes.tell_failure(error)
+        raise
+    except Stopped:
+        team.processes.close()
+        raise
+    team.processes.close()
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The processes of a launch: their devices and collectives, and their agreement."""
+
+    accelerator: Accelerator
+    processes: Processes
+
+
+def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: StopFlag, team: Team) -> list[EvalReport]:
+    accelerator, processes = team.accelerator, team.processes
     _check_same_config(accelerator, config)
     accumulation = batches_per_step(config, accelerator.num_processes)
     share = Share(int(config.micro_batch), accumulation, accelerator.process_index, accelerator.num_processes)
     backbone: Backbone = build_checked("backbone", config.backbone)
     adapter_format = add_lora(backbone, config)
-    with accelerator.main_process_first():
+    with processes.rank_0_first():
         write_scenes(config)
     dataset: EditDataset = build_checked("data", config.data)
     check_levels(config, dataset)
@@ -67,16 +102,17 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
     plan = build_plan(config, accelerator, backbone, dataset)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
-    accelerator.wait_for_everyone()
+    processes.wait()
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, OmegaConf.to_yaml(config, resolve=True))
     try:
         encoded = None
         if config.encode.mode == "cached":
             encoded = encoded_rows(config, accelerator, backbone, dataset, plan, stop=stop)
-        trainer = build_trainer(config, accelerator, backbone, dataset, plan=plan, share=share, encoded=encoded)
+        trainer = build_trainer(config, team, backbone, dataset, plan=plan, share=share, encoded=encoded)
         start = restore(trainer, store)
         check_same_plan(plan, folder, start.step)
         if accelerator.is_main_process:
+            write_json(folder / ENGINE_FILE, asdict(trainer.engine.facts()))
             write_plan(plan, folder)
             if start.step == 0:
                 write_first_batch(folder / FIRST_BATCH_FILE, dataset, plan, share.global_batch)
@@ -92,7 +128,7 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
 
 def build_trainer(
     config: DictConfig,
-    accelerator: Accelerator,
+    team: Team,
     backbone: Backbone,
     dataset: EditDataset,
     *,
@@ -120,12 +156,13 @@ def build_trainer(
             )
         )
 
+    engine = build_engine(config, team.accelerator, denoiser, share)
     return Trainer(
-        accelerator=accelerator,
+        accelerator=team.accelerator,
+        processes=team.processes,
         backbone=backbone,
-        denoiser=accelerator.prepare_model(denoiser) if accelerator.num_processes > 1 else denoiser,
+        engine=engine,
         objective=build_checked("objective", config.objective),
-        optimizer=build_optimizer(config.optimizer, trainable(denoiser).values()),
         schedule=build_checked("schedule", config.schedule),
         batches=batches,
         num_steps=int(config.num_steps),
@@ -134,8 +171,7 @@ def build_trainer(
         seed=int(config.seed),
         has_dropout=config.adapter.dropout > 0,
         log_every=int(config.log_every),
-        max_grad_norm=config.max_grad_norm,
-        average=None if config.ema_decay is None else AdapterAverage(denoiser, config.ema_decay),
+        average=None if config.ema_decay is None else AdapterAverage(engine.adapter(), config.ema_decay),
         dropped=DroppedRows(plan.num_rows, float(config.max_dropped_share)),
     )
 
@@ -151,12 +187,11 @@ def restore(trainer: Trainer, store: CheckpointStore) -> Progress:
     if newest is None:
         return Progress()
     snapshot = store.load(newest)
-    denoiser = trainer.backbone.denoiser
-    load_state(denoiser, snapshot.live)
-    restore_optimizer(denoiser, trainer.optimizer, snapshot.optimizer)
+    trainer.engine.load_adapter(snapshot.live)
+    trainer.engine.restore_optimizer(snapshot.optimizer)
     if trainer.average is not None:
         trainer.average.load(snapshot.adapter)
-    trainer.accelerator.wait_for_everyone()
+    trainer.processes.wait()
     if trainer.accelerator.is_main_process:
         store.set_aside_after(newest)
     logger.info("Resuming from %s.", newest)
@@ -183,7 +218,9 @@ def _run(
             num_steps=trainer.num_steps,
             save_every=int(config.checkpoint.every),
             keep=int(config.checkpoint.keep),
-            best_metric=config.best_metric,
+            keep_best=int(config.checkpoint.keep_best),
+            best=best_rule(config),
+            stops_at_eval_failure=config.eval_failures == "stop",
             facts=_facts(config),
         ),
         trainer=trainer,
@@ -195,8 +232,9 @@ def _run(
         tracker=tracker,
         bar=bar,
         stop=stop,
-        processes=Processes(trainer.accelerator.num_processes),
+        files=RequestFiles(folder) if is_main else None,
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
+        failures=read_failures(folder, start.step),
     )
     if is_main:
         events.metrics_file.rewind(start.step, [hook.name for hook in events.due(start.step)])

@@ -1,16 +1,38 @@
-"""SIGTERM and SIGINT as a flag that the loop reads between steps."""
+"""What is asked of a running process from outside: signals, and files in the run folder."""
 
+import enum
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+SAVE_FILE = "SAVE"
+"""Touched in the run folder, it has the run save and go on; the run removes it once it is done."""
+STOP_FILE = "STOP"
+"""Touched in the run folder, it has the run save and stop, as SIGTERM does."""
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""Ours: a look costs a round trip on a shared file system."""
+
+
+class Stopped(BaseException):
+    """The run was asked to stop: it is saved and can be resumed. As KeyboardInterrupt, it is no error to catch."""
+
+
+class Request(enum.IntEnum):
+    """What is asked of the run; the larger goes first."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
 
 
 class StopFlag:
-    """Which signal asked the process to stop, if any."""
+    """Which signal asked the process to stop, if any, and whether one asked it to save."""
 
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
+    signal_number: int | None = None
+    save_is_asked: bool = False
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -19,6 +41,29 @@ class StopFlag:
     def exit_code(self) -> int:
         """128 plus the signal's number, as a shell reports a process that a signal ended."""
         return 128 + (self.signal_number or signal.SIGTERM)
+
+
+class RequestFiles:
+    """The files by which a run is asked without a signal. Rank 0 has them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Removes those of an earlier start: they asked that one."""
+        self._files = {Request.STOP: folder / STOP_FILE, Request.SAVE: folder / SAVE_FILE}
+        self._next_look = 0.0
+        for path in self._files.values():
+            path.unlink(missing_ok=True)
+
+    def asked(self) -> Request:
+        """Returns what the files ask, looking once a second at most; a file that was seen is gone."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return Request.NONE
+        self._next_look = now + _SECONDS_BETWEEN_LOOKS
+        for request, path in self._files.items():
+            if path.exists():
+                path.unlink(missing_ok=True)
+                return request
+        return Request.NONE
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from physedit.models.lora import adapter_state
 from physedit.train.config import ConfigError
 
 
@@ -59,14 +58,13 @@ class Progress:
 class AdapterAverage:
     """Exponential moving average of the adapter, float32, in the adapter's own names."""
 
-    def __init__(self, denoiser: nn.Module, decay: float) -> None:
+    def __init__(self, live: Mapping[str, Tensor], decay: float) -> None:
         self.decay = decay
-        self.values = {name: value.detach().clone() for name, value in adapter_state(denoiser).items()}
+        self.values = {name: value.detach().clone() for name, value in live.items()}
 
     @torch.no_grad()
-    def update(self, denoiser: nn.Module) -> None:
+    def update(self, live: Mapping[str, Tensor]) -> None:
         """Moves the average towards the live adapter by 1 - decay; call once after every optimizer step."""
-        live = adapter_state(denoiser)
         torch._foreach_lerp_(list(self.values.values()), [live[name] for name in self.values], 1.0 - self.decay)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
@@ -96,6 +94,17 @@ def restore_optimizer(denoiser: nn.Module, optimizer: Optimizer, tensors: Mappin
     Raises:
         ConfigError: a tensor belongs to no trainable parameter, or a parameter has no tensors.
     """
+    entries = by_parameter(denoiser, tensors)
+    state = {position: entries[name] for position, name in enumerate(trainable(denoiser)) if name in entries}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def by_parameter(denoiser: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Returns what ``optimizer_tensors`` returned by parameter and field, as copies; empty if it is empty.
+
+    Raises:
+        ConfigError: a tensor belongs to no trainable parameter, or a parameter has no tensors.
+    """
     entries: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -107,5 +116,4 @@ def restore_optimizer(denoiser: nn.Module, optimizer: Optimizer, tensors: Mappin
             f"The checkpoint's optimizer state is for another adapter: {', '.join(different)} on one side only. "
             f"Resume with the adapter settings of the checkpoint's config.yaml."
         )
-    state = {position: entries[name] for position, name in enumerate(names) if name in entries}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return entries

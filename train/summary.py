@@ -4,45 +4,86 @@ The keys are stable; other programs read them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig
 
 from physedit.eval_hooks.hook import EvalReport, MetricChange
 from physedit.eval_hooks.report_file import change_record
 from physedit.train.checkpoint import step_name
 from physedit.train.config import ConfigError, suggestion
+from physedit.train.failures import EvalFailure
 
 
-def summarize(run_name: str, reports: Sequence[EvalReport], best_metric: str | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """Which evaluated step is the best.
+
+    Attributes:
+        metric: the higher its tuned value the better; None for the newest step.
+        psnr_floor_db: steps whose PSNR of the same hook is below are left out: they destroy what was not to change.
+    """
+
+    metric: str | None
+    psnr_floor_db: float | None = None
+
+
+def best_rule(config: DictConfig) -> BestRule:
+    """Returns the rule of a run's config."""
+    floor = config.best_psnr_floor_db
+    return BestRule(config.best_metric, None if floor is None else float(floor))
+
+
+def summarize(
+    run_name: str, reports: Sequence[EvalReport], rule: BestRule, failures: Sequence[EvalFailure] = ()
+) -> dict[str, Any]:
     """Returns the content of ``summary.json`` from all reports of a run.
 
-    ``newest`` and ``best`` are null before the first checkpoint was evaluated.
+    ``newest`` and ``best`` are null before the first checkpoint was evaluated, and ``best`` where all are below the
+    rule's floor.
     """
     steps = sorted({report.step for report in reports if report.step > 0})
-    best = best_step(reports, best_metric)
+    best = next(iter(best_steps(reports, rule)), None)
     return {
         "run_name": run_name,
         "newest": _entry(reports, steps[-1]) if steps else None,
         "best": _entry(reports, best) if best is not None else None,
-        "best_metric": best_metric,
+        "best_metric": rule.metric,
+        "best_psnr_floor_db": rule.psnr_floor_db,
         "notes": sorted({note for report in reports for note in report.notes}),
+        "failed_evaluations": [asdict(failure) for failure in failures],
     }
 
 
-def best_step(reports: Sequence[EvalReport], best_metric: str | None) -> int | None:
-    """Returns the evaluated step with the highest tuned value of ``best_metric``, or the newest without one.
+def best_steps(reports: Sequence[EvalReport], rule: BestRule) -> list[int]:
+    """Returns the evaluated steps, the best first; before a step has the rule's metric, the newest.
 
     Raises:
-        ConfigError: no report has that metric.
+        ConfigError: the hook of the rule's metric does not measure it, or no PSNR though there is a floor.
     """
-    if best_metric and reports and not any(best_metric in report.metrics for report in reports):
+    evaluated = sorted({report.step for report in reports if report.step > 0}, reverse=True)
+    if rule.metric is None:
+        return evaluated
+    tuned = _tuned(reports, rule.metric, "best_metric")
+    if not tuned:
+        return evaluated
+    allowed = set(tuned)
+    if rule.psnr_floor_db is not None:
+        psnr = _tuned(reports, f"{rule.metric.split('/')[0]}/psnr", "best_psnr_floor_db")
+        allowed = {step for step, value in psnr.items() if value >= rule.psnr_floor_db}
+    return sorted((step for step in tuned if step in allowed), key=lambda step: (-tuned[step], step))
+
+
+def _tuned(reports: Sequence[EvalReport], metric: str, setting: str) -> dict[int, float]:
+    """Returns the tuned values of ``metric`` by step, without those that have none."""
+    own = [report for report in reports if report.hook == metric.split("/")[0]]
+    if own and not any(metric in report.metrics for report in own):
         measured = sorted({key for report in reports for key in report.metrics})
-        raise ConfigError(f"best_metric={best_metric} is not measured.{suggestion(best_metric, measured)}")
-    tuned = {r.step: r.metrics[best_metric].tuned for r in reports if best_metric in r.metrics} if best_metric else {}
-    known = {step: value for step, value in tuned.items() if value is not None and step > 0}
-    if known:
-        return max(known, key=lambda step: (known[step], -step))
-    return max((report.step for report in reports if report.step > 0), default=None)
+        raise ConfigError(f"{setting}: {metric} is not measured.{suggestion(metric, measured)}")
+    values = {report.step: report.metrics[metric].tuned for report in own if metric in report.metrics}
+    return {step: value for step, value in values.items() if value is not None and step > 0}
 
 
 def scalars(report: EvalReport) -> dict[str, float | None]:

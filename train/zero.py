@@ -1,0 +1,310 @@
+"""DeepSpeed's ZeRO-1, 2 and 3 behind the loop's seam. With ``assemble``, the only module that knows DeepSpeed.
+
+Adapters are float32 and the base keeps its own dtype, so DeepSpeed's own mixed precision stays off: it would round the
+adapters. Every number of the batch arithmetic is written into DeepSpeed's config, and read back from its engine.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from physedit.models.lora import adapter_state, load_state, swapped
+from physedit.train.config import ConfigError
+from physedit.train.engine import Arithmetic, EngineFacts
+from physedit.train.optim import learning_rate, set_learning_rate
+from physedit.train.state import by_parameter, trainable
+
+STAGES = (1, 2, 3)
+_AUTO = "auto"
+
+
+def asked_for() -> bool:
+    """True if the launch asks for DeepSpeed."""
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("true", "1")
+
+
+def prepare_environment(*, on_cpu: bool) -> None:
+    """Sets what DeepSpeed and accelerate read from the environment, before either looks."""
+    if not on_cpu:
+        return
+    os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_TORCH_DEVICE": "cpu"}
+    # True here switches DeepSpeed off without a word.
+    os.environ["ACCELERATE_USE_CPU"] = "false"
+    import deepspeed
+
+    # Communication within one machine, which DeepSpeed would compile for two minutes; gloo does the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def forget_transformers_config() -> None:
+    """Takes back what accelerate told transformers: else each model it builds from here on is partitioned at once."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+
+
+def stage_of(accelerator: Accelerator) -> int:
+    """Returns the stage of ZeRO that the launch asks for, 0 without DeepSpeed."""
+    plugin = accelerator.state.deepspeed_plugin
+    return 0 if plugin is None else int(plugin.zero_stage)
+
+
+def config_of(given: Mapping[str, Any], arithmetic: Arithmetic, num_processes: int) -> dict[str, Any]:
+    """Returns DeepSpeed's config with the run's own numbers in it. Pure.
+
+    Args:
+        given: the launch's config; entries that are ``auto`` are left to DeepSpeed's defaults.
+        arithmetic: of the run.
+        num_processes: of the launch.
+
+    Raises:
+        ConfigError: it asks for something that the run decides.
+    """
+    foreign = [key for key in ("optimizer", "scheduler") if key in given]
+    if foreign:
+        raise ConfigError(
+            f"DeepSpeed's config sets {' and '.join(foreign)}, which the run's own settings decide (optimizer=NAME, "
+            f"schedule=NAME). Remove it from that file."
+        )
+    zero = _without_auto(dict(given.get("zero_optimization", {})))
+    if zero.get("stage") not in STAGES:
+        raise ConfigError(
+            f"DeepSpeed's config asks for ZeRO stage {zero.get('stage')}, but the stages are 1, 2 and 3. Launch with "
+            f"launch/accelerate/zero2.yaml, or with launch/accelerate/ddp.yaml for none."
+        )
+    return _without_auto(copy.deepcopy(dict(given))) | {
+        "zero_optimization": zero,
+        "train_batch_size": arithmetic.micro_batch * arithmetic.accumulation * num_processes,
+        "train_micro_batch_size_per_gpu": arithmetic.micro_batch,
+        "gradient_accumulation_steps": arithmetic.accumulation,
+        "gradient_clipping": arithmetic.max_grad_norm or 0.0,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+        # The optimizer is the run's own, also where its state lies in the machine's memory.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31 - 1,
+    }
+
+
+def _without_auto(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if value != _AUTO
+    }
+
+
+class ZeroEngine:
+    """DeepSpeed's engine around the denoiser; optimizer state, gradients and parameters are cut by its stage."""
+
+    def __init__(self, accelerator: Accelerator, bare: nn.Module, optimizer: Optimizer, arithmetic: Arithmetic) -> None:
+        """Wraps ``bare``, whose adapter is in place and on its device.
+
+        Raises:
+            ConfigError: see ``config_of``.
+            RuntimeError: DeepSpeed counts otherwise than the run.
+        """
+        import deepspeed
+
+        given = accelerator.state.deepspeed_plugin.deepspeed_config
+        self._config = config_of(given, arithmetic, accelerator.num_processes)
+        self._accelerator = accelerator
+        self._bare = bare
+        self._optimizer = optimizer
+        self._arithmetic = arithmetic
+        self._engine: Any = deepspeed.initialize(model=bare, optimizer=optimizer, config=self._config)[0]
+        self._stage = int(self._engine.zero_optimization_stage())
+        self._check_counts()
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """DeepSpeed's engine."""
+        return self._engine  # type: ignore[no-any-return]
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update."""
+        return learning_rate(self._optimizer)
+
+    def set_learning_rate(self, factor: float) -> None:
+        """Sets every group's rate; DeepSpeed updates with these very groups."""
+        set_learning_rate(self._optimizer, factor)
+
+    @contextmanager
+    def accumulating(self, *, is_last: bool) -> Iterator[None]:
+        """Tells DeepSpeed whether the step's gradient is complete after this micro batch."""
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of ``loss`` as it is."""
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> Tensor:
+        """Clips, updates and clears; DeepSpeed skips the update where the norm is not finite.
+
+        Raises:
+            RuntimeError: DeepSpeed did not make exactly one step.
+        """
+        before = self._engine.global_steps
+        self._engine.step()
+        if self._engine.global_steps != before + 1:
+            raise RuntimeError(
+                f"DeepSpeed went from update {before} to {self._engine.global_steps} in one step of the run: its "
+                f"accumulation is not the run's {self._arithmetic.accumulation}."
+            )
+        return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32)
+
+    def adapter(self) -> dict[str, Tensor]:
+        """Returns views of the adapter; under ZeRO-3 copies of it, gathered."""
+        with self._whole():
+            live = adapter_state(self._bare)
+            return {name: value.clone() for name, value in live.items()} if self._stage == 3 else live
+
+    def load_adapter(self, values: Mapping[str, Tensor]) -> None:
+        """Puts ``values`` into the parameters and into DeepSpeed's own copy, from which it updates them."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+        self._write(values)
+        for name, parameter in zip(adapter_state(self._bare), trainable(self._bare).values(), strict=True):
+            if self._stage == 3:
+                safe_set_local_fp32_param(parameter, self._local(parameter, values[name]))
+            else:
+                safe_set_full_fp32_param(parameter, values[name].to(parameter.device))
+
+    @contextmanager
+    def swapped(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Puts ``values`` into the parameters alone, and their own values back afterwards."""
+        if self._stage < 3:
+            with swapped(self._bare, values):
+                yield
+            return
+        kept = self.adapter()
+        self._write(values)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Gathers the state, field by field; rank 0 returns it, the others take part."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        found: dict[str, Tensor] = {}
+        state = self._optimizer.state.get(self._flat_parts()[0], {})
+        for name, parameter in trainable(self._bare).items():
+            for field, value in state.items():
+                if not isinstance(value, Tensor):
+                    continue
+                whole = value if value.dim() == 0 else safe_get_full_optimizer_state(parameter, field)
+                if self._accelerator.is_main_process:
+                    found[f"{name}/{field}"] = whole.detach().cpu().clone()
+        return found
+
+    def restore_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Cuts the state for this rank's part.
+
+        Raises:
+            ConfigError: it is the state of another adapter, or of an optimizer that does not work element by element.
+        """
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        entries = by_parameter(self._bare, tensors)
+        if not entries:
+            return
+        fields = next(iter(entries.values()))
+        for flat in self._flat_parts():
+            state = self._optimizer.state[flat]
+            for field, value in fields.items():
+                if value.dim() == 0:
+                    state[field] = value.clone().to(flat.device if self._counts_on_device() else "cpu")
+                elif field not in state:
+                    state[field] = torch.zeros_like(flat)
+        if self._stage < 3:
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for name, parameter in trainable(self._bare).items():
+            for field, value in entries[name].items():
+                if value.dim() == 0:
+                    continue
+                if self._stage == 3:
+                    safe_set_local_optimizer_state(parameter, self._local(parameter, value), field)
+                else:
+                    safe_set_full_optimizer_state(parameter, value.to(parameter.device), field)
+
+    def facts(self) -> EngineFacts:
+        """Returns what runs, in DeepSpeed's own words."""
+        zero = self._engine.zero_offload_optimizer(), self._engine.zero_offload_param()
+        offload = tuple(
+            kind for kind, found in zip(("optimizer", "parameters"), zero, strict=True)
+            if found is not None and str(getattr(found.device, "value", found.device)) != "none"
+        )  # fmt: skip
+        return EngineFacts(
+            distributed_type=str(self._accelerator.distributed_type.value),
+            num_processes=self._accelerator.num_processes,
+            wrapper=type(self._engine).__name__,
+            optimizer=f"{type(self._engine.optimizer).__name__}/{type(self._engine.optimizer.optimizer).__name__}",
+            zero_stage=self._stage,
+            offload=offload,
+            persistence_threshold=self._engine.zero_param_persistence_threshold() if self._stage == 3 else None,
+            num_whole=sum(parameter.numel() for parameter in trainable(self._bare).values()),
+            micro_batch=self._engine.train_micro_batch_size_per_gpu(),
+            accumulation=self._engine.gradient_accumulation_steps(),
+            global_batch=self._engine.train_batch_size(),
+            max_grad_norm=self._engine.gradient_clipping() or None,
+        )
+
+    def _check_counts(self) -> None:
+        facts, asked = self.facts(), self._arithmetic
+        found = Arithmetic(facts.micro_batch, facts.accumulation, facts.global_batch, facts.max_grad_norm)
+        if found != asked:
+            raise RuntimeError(f"DeepSpeed counts {found}, but the run asks for {asked}.")
+
+    def _whole(self) -> AbstractContextManager[object]:
+        if self._stage < 3:
+            return nullcontext()
+        import deepspeed
+
+        gathered: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(
+            list(trainable(self._bare).values())
+        )
+        return gathered
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        """Puts ``values`` into the parameters, but not into DeepSpeed's own copy of them."""
+        if self._stage < 3:
+            load_state(self._bare, values)
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(trainable(self._bare).values()), modifier_rank=0):
+            load_state(self._bare, values)
+
+    def _flat_parts(self) -> list[Tensor]:
+        """Returns this rank's part of the adapter, as DeepSpeed flattens it for the optimizer."""
+        zero = self._engine.optimizer
+        parts: list[Tensor] = (
+            zero.fp32_partitioned_groups_flat if self._stage == 3 else (zero.single_partition_of_fp32_groups)
+        )
+        return parts
+
+    def _counts_on_device(self) -> bool:
+        group = self._optimizer.param_groups[0]
+        return bool(group.get("fused") or group.get("capturable"))
+
+    def _local(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """Returns this rank's slice of ``value``; the last ones are filled up with zeros."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        length = int(safe_get_local_fp32_param(parameter).numel())
+        rank, world = self._accelerator.process_index, self._accelerator.num_processes
+        padded = torch.zeros(length * world, dtype=torch.float32)
+        padded[: value.numel()] = value.detach().cpu().flatten()
+        return padded[rank * length : (rank + 1) * length]
