@@ -20,9 +20,6 @@ LAUNCHER = "physedit.train.launcher"
 COMMAND_VARIABLE = "PHYSEDIT_COMMAND"
 """Holds what the user typed; a process that finds it was started by a parent that has validated the run."""
 
-SHUTDOWN_S = 50
-"""How long ranks may go on once another one has ended with an error: below a minute, above a save."""
-
 
 class LaunchError(ValueError):
     """A launch that cannot be planned; the message is one paragraph for the user."""
@@ -153,9 +150,8 @@ def plan_local(
     )  # fmt: skip
     full = {
         "PYTHONSAFEPATH": "1",
-        # A launcher of torch would give ranks 30 s after SIGTERM; ours passes signals on and waits.
+        # On SIGTERM torch's launcher would kill the ranks after 30 s; ours passes it on and waits while they save.
         "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
-        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
         **environment,
         COMMAND_VARIABLE: run.command,
     }

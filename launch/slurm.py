@@ -80,7 +80,8 @@ def plan_slurm(
 
 
 def _directives(job: SlurmJob, run: Run, folder: Path, trials: Sequence[Trial], working_folder: Path) -> list[str]:
-    log = (working_folder / folder / ("job_%A_%a.log" if trials else "job_%j.log")).as_posix()
+    # A percent sign that is the folder's own is doubled: sbatch reads others as what to fill in.
+    log = f"{working_folder / folder}".replace("%", "%%") + ("/job_%A_%a.log" if trials else "/job_%j.log")
     wanted = {
         "job-name": re.sub(r"[^\w.-]", "_", run.folder.name),
         "partition": job.partition,

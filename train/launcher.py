@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Runs the launch of this process' arguments; leaves with the exit code of the first rank that failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # It reports every rank that ends with a code, asked to stop or not; what matters is said below.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     _end_with_the_parent()
     for number in FORWARDED:
         signal.signal(number, _forward)
