@@ -75,10 +75,7 @@ def test_saved_pipeline_is_the_same_editor_with_a_fingerprint_of_its_files(tmp_p
     assert open_(tmp_path, "bfloat16").fingerprint != stored.fingerprint
     weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert (
-        open_(tmp_path).fingerprint
-        != stored.fingerprint
-    )
+    assert open_(tmp_path).fingerprint != stored.fingerprint
 
 
 def test_random_tiny_is_the_same_in_every_build() -> None:
