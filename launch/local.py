@@ -9,30 +9,39 @@ from types import FrameType
 
 from physedit.launch.plan import LaunchPlan
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+PASSED_ON = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGUSR1: signal.SIGUSR1,
+    # srun answers SIGTERM by killing its tasks at once, but hands SIGUSR2 on: the way to have a job save and stop.
+    signal.SIGUSR2: signal.SIGTERM,
+}
+"""What the command is sent for each signal of this process."""
 
 
 def start(plan: LaunchPlan) -> int:
     """Writes the plan's files, runs its command and returns the exit code, 128 + N where signal N ended it.
 
-    SIGTERM, SIGINT and SIGUSR1 of this process are passed to the command, once each time they come. The command has a
-    session of its own, so that a terminal's Ctrl-C does not reach its processes a second time.
+    SIGTERM, SIGINT and SIGUSR1 of this process are passed to the command, once each time they come, and SIGUSR2 as
+    SIGTERM. The command has a session of its own, so that a terminal's Ctrl-C does not reach its processes a second
+    time.
     """
     write_files(plan.files)
     process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+    early: list[signal.Signals] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        wanted = PASSED_ON[signal.Signals(number)]
         if process is None:
-            early.append(number)
+            early.append(wanted)
         else:
-            process.send_signal(number)
+            process.send_signal(wanted)
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    before = {number: signal.signal(number, forward) for number in PASSED_ON}
     try:
         process = subprocess.Popen(plan.argv, env=os.environ | dict(plan.environment), start_new_session=True)
-        for number in early:
-            process.send_signal(number)
+        for wanted in early:
+            process.send_signal(wanted)
         code = process.wait()
     finally:
         for number, handler in before.items():

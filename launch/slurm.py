@@ -11,8 +11,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from physedit.launch.plan import FOLDER, LaunchError, LaunchPlan, Run
 
 TEMPLATES = FOLDER / "slurm"
-STOPPED_BY_USR1 = 128 + 10
-"""Exit code of a run that saved and stopped because its time is nearly over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ def plan_slurm(
         launch=f"launch={shlex.quote(job.profile)} launch.num_processes={job.nodes * job.processes_per_node}",
         trials=[shlex.join(trial.overrides) for trial in trials],
         typed=run.command.replace("\n", " "),
-        stopped=STOPPED_BY_USR1,
     )
     script = folder / "job.sbatch"
     return LaunchPlan(("sbatch", str(script)), {}, {folder / "config.yaml": run.config, script: text})
@@ -99,7 +96,7 @@ def _directives(job: SlurmJob, run: Run, folder: Path, trials: Sequence[Trial], 
         # A requeued job goes on in the same log.
         "open-mode": "append",
         # B: to this script alone, which passes it on.
-        "signal": f"B:USR1@{job.signal_s}" if job.signal_s else None,
+        "signal": f"B:USR2@{job.signal_s}" if job.signal_s else None,
     }
     lines = [f"--{key}={_value(key, value)}" for key, value in wanted.items() if value is not None]
     lines.append("--requeue" if job.requeue else "--no-requeue")

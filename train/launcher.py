@@ -17,10 +17,11 @@ import psutil
 from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from physedit.launch.local import FORWARDED
+from physedit.launch.local import PASSED_ON
 
 logger = logging.getLogger(__name__)
 
+FORWARDED = frozenset(PASSED_ON.values())
 ASKED_TO_STOP = frozenset(128 + number for number in FORWARDED)
 PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""

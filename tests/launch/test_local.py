@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from physedit.launch.local import start, write_files
+from physedit.launch.local import PASSED_ON, start, write_files
 from physedit.launch.plan import LAUNCHER, LaunchPlan
 
 RANK = """
@@ -58,16 +58,16 @@ def wait_for(*paths: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(("number", "arrives"), PASSED_ON.items())
 def test_a_signal_to_the_parent_reaches_every_rank_once_and_decides_the_exit_code(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, arrives: signal.Signals
 ):
     parent = launched(tmp_path, "wait")
     wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
     parent.send_signal(number)
     _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 128 + number
-    assert [(tmp_path / f"got_{rank}").read_text() for rank in (0, 1)] == [str(int(number))] * 2
+    assert parent.returncode == 128 + arrives
+    assert [(tmp_path / f"got_{rank}").read_text() for rank in (0, 1)] == [str(int(arrives))] * 2
     assert "Traceback" not in said
 
 

@@ -66,9 +66,9 @@ def test_values_that_break_a_directive_are_refused():
 
 
 STUB = """#!/bin/bash
-# Stands in for the run: saves on SIGUSR1 and ends with 138, as the trainer does.
+# Stands in for the run: saves on SIGUSR2 and ends with 143, as `physedit train launch=NAME` does.
 printf '%s\\n' "$@" > "$STUB_FOLDER/arguments"
-trap 'echo saved > "$STUB_FOLDER/saved"; exit 138' USR1
+trap 'echo saved > "$STUB_FOLDER/saved"; exit 143' USR2
 touch "$STUB_FOLDER/ready"
 while [ ! -e "$STUB_FOLDER/finish" ]; do sleep 0.05; done
 exit 7
@@ -104,10 +104,18 @@ def submitted(tmp_path: Path, name: str, **environment: str) -> "subprocess.Pope
 
 def test_a_job_whose_time_is_nearly_over_saves_and_is_requeued(tmp_path: Path):
     process = submitted(tmp_path, "one_node", SLURM_JOB_ID="42")
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR2)
     assert process.wait(20) == 0
     assert (tmp_path / "saved").exists()
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
+def test_a_job_that_is_cancelled_saves_and_is_not_requeued(tmp_path: Path):
+    process = submitted(tmp_path, "one_node", SLURM_JOB_ID="42")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "requeued").exists()
 
 
 def test_a_job_that_fails_is_not_requeued_and_keeps_its_exit_code(tmp_path: Path):
@@ -119,7 +127,7 @@ def test_a_job_that_fails_is_not_requeued_and_keeps_its_exit_code(tmp_path: Path
 
 def test_a_trial_gets_its_overrides_after_those_of_all_and_requeues_itself_alone(tmp_path: Path):
     process = submitted(tmp_path, "sweep_array", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="1")
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR2)
     assert process.wait(20) == 0
     assert (tmp_path / "arguments").read_text().splitlines() == [
         "-m", "physedit.train", "experiment=pica100k_kontext", "run_name=a b",
@@ -130,8 +138,8 @@ def test_a_trial_gets_its_overrides_after_those_of_all_and_requeues_itself_alone
 
 def test_each_node_of_a_job_is_told_where_to_meet(tmp_path: Path):
     process = submitted(tmp_path, "many_nodes", SLURM_JOB_ID="31234", SLURM_JOB_NODELIST="node[0-3]", MASTER_ADDR="")
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(20) == 138  # requeue=false
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(20) == 143  # requeue=false
     assert (tmp_path / "srun").read_text() == "--kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=64\n"
     assert (tmp_path / "arguments").read_text().splitlines()[4:] == [
         "launch=zero2", "launch.num_processes=32", "launch.num_machines=4",
