@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/demo.py --twice         a second run from scratch must give identical numbers
     .venv/bin/python benchmarks/demo.py --stop-at 450   SIGTERM after that step, the same command again: identical
     .venv/bin/python benchmarks/demo.py --seed 11       another world and run seed (overrides of experiment=demo)
-    .venv/bin/python benchmarks/demo.py --backbone qwen_image_edit     the other toy editor, held against the same promises
+    .venv/bin/python benchmarks/demo.py --backbone qwen_image_edit     the other toy editor, by the same promises
 
 Exit code 1 if a promise is broken. Needs no GPU; a run takes about six minutes on 2 cores.
 """
