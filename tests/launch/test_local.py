@@ -72,6 +72,16 @@ def test_a_signal_to_the_parent_reaches_every_rank_once_and_decides_the_exit_cod
 
 
 @pytest.mark.slow
+def test_a_parent_that_is_killed_takes_its_ranks_with_it(tmp_path: Path):
+    parent = launched(tmp_path, "wait")
+    wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    parent.kill()
+    wait_for(tmp_path / "got_0", tmp_path / "got_1")
+    assert (tmp_path / "got_0").read_text() == str(int(signal.SIGTERM))
+    parent.communicate(timeout=60)
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_job_with_its_own_words_and_exit_code(tmp_path: Path):
     parent = launched(tmp_path, "die")
     wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
