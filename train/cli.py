@@ -134,7 +134,9 @@ def encode(
     asked = [] if any(override.startswith("encode=") for override in given) else ["encode=cached"]
     config = compose_config([*asked, *given], config_dir=config_dir)
     from physedit.train import encode as encoding
+    from physedit.train import launching
 
+    launching.check_starts_here(config, "encode")
     counts = encoding.encode(config)
     if not _is_rank_0():
         return
@@ -153,6 +155,7 @@ def evaluate(
 ) -> None:
     """Evaluates a saved adapter against its base: physedit eval runs/demo/checkpoints/step_00000800."""
     from physedit.train import evaluate as evaluation
+    from physedit.train import launching
     from physedit.train.saved_adapter import find_adapter, overrides_of, run_of
 
     adapter = find_adapter(checkpoint)
@@ -162,6 +165,7 @@ def evaluate(
             raise ConfigError(f"{checkpoint} is not a checkpoint of a run. Say where to write with --out FOLDER.")
         out = run / "evaluations" / adapter.resolve().parent.parent.name
     config = compose_config([*overrides_of(run), *(overrides or [])], config_dir=config_dir)
+    launching.check_starts_here(config, "eval")
     step = evaluation.step_of(adapter) or int(config.num_steps)
     reports = evaluation.evaluate(config, adapter, out, step)
     if _is_rank_0():

@@ -63,6 +63,20 @@ def check_launch(config: DictConfig) -> None:
         _check_device(config)
 
 
+def check_starts_here(config: DictConfig, verb: str) -> None:
+    """Verifies that a verb which starts no processes was not asked to.
+
+    Raises:
+        ConfigError: the config chooses a launch.
+    """
+    if config.launch.kind != "none":
+        raise ConfigError(
+            f"launch={config.launch.profile or config.launch.kind} has no effect on `physedit {verb}`, which runs in "
+            f"the processes it is started in. Leave it out (or launch=none), and for several processes start it with "
+            f"accelerate launch."
+        )
+
+
 def plan(config: DictConfig, given: Sequence[str], command: str, config_dir: Path | None) -> LaunchPlan:
     """Returns how the run of a validated config is started. Pure, but for counting GPUs and reading small files.
 

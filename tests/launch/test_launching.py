@@ -60,6 +60,12 @@ def test_a_launcher_inside_a_launcher_is_refused(variable: str, monkeypatch: pyt
         planned("launch=cpu_ddp2")
 
 
+def test_a_launch_is_refused_by_a_verb_that_starts_no_processes():
+    done = CliRunner().invoke(app, ["encode", *SMOKE, "launch=cpu_ddp2"])
+    assert isinstance(done.exception, ConfigError)
+    assert "launch=cpu_ddp2 has no effect on `physedit encode`" in str(done.exception)
+
+
 def test_multirun_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch):
     for flag in ("-m", "--multirun"):
         done = CliRunner().invoke(app, ["train", flag, *SMOKE])
