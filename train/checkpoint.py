@@ -7,7 +7,8 @@
         manifest.json                              sizes and SHA-256 of all files; written last
 
 A checkpoint is written into a hidden folder and renamed, so a name without the dot is always complete; the
-manifest is checked on load all the same, because disks fail and people copy folders by hand.
+manifest is checked on load all the same, because disks fail and people copy folders by hand. What is replaced or
+removed is renamed first, so that a kill never leaves half of it under its name, and ``tidy`` puts it right.
 """
 
 import json
@@ -80,11 +81,23 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        replaced = self.folder / f".{final.name}{_REPLACED}"
         if final.exists():
-            shutil.rmtree(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.replace(replaced)
         partial.replace(final)
         _sync(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
         return final
+
+    def tidy(self) -> None:
+        """Ends what a kill cut off: puts back what was to be replaced, removes the rest. Only rank 0 calls it."""
+        for path in sorted(self.folder.glob(".step_*")):
+            final = self.folder / path.name[1:].removesuffix(_REPLACED)
+            if path.name.endswith(_REPLACED) and not final.exists():
+                path.replace(final)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
     def newest(self) -> Path | None:
         """Returns the newest complete checkpoint, or None before the first; broken ones are named in the log.
@@ -138,7 +151,9 @@ class CheckpointStore:
         kept = {step_name(step) for step in protected}
         for path in step_folders(self.folder)[:-keep]:
             if path.name not in kept:
-                shutil.rmtree(path)
+                removed = self.folder / f".{path.name}.removed"
+                path.replace(removed)
+                shutil.rmtree(removed)
 
     def _fill(self, folder: Path, snapshot: Snapshot) -> None:
         (folder / "adapter").mkdir()
@@ -155,6 +170,7 @@ class CheckpointStore:
 
 
 _LIVE = "live/"
+_REPLACED = ".replaced"
 
 
 def step_name(step: int) -> str:

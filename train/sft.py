@@ -183,6 +183,9 @@ def restore(trainer: Trainer, store: CheckpointStore) -> Progress:
         CheckpointIncomplete: there are checkpoints, but none that can be used.
         ConfigError: the checkpoint is of another adapter.
     """
+    if trainer.accelerator.is_main_process:
+        store.tidy()
+    trainer.processes.wait()
     newest = store.newest()
     if newest is None:
         return Progress()

@@ -1,7 +1,10 @@
 """Checkpoints: complete or ignored, small, and exactly what was saved."""
 
 import json
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +117,35 @@ def test_a_kill_in_the_middle_leaves_a_folder_that_is_ignored_and_replaced(edito
     assert not (tmp_path / ".step_00000020.partial").exists()
 
 
+@pytest.mark.parametrize("step", [10, 2], ids=["a further step", "the same step again"])
+def test_a_kill_at_any_write_leaves_a_newest_checkpoint_that_is_complete(editor, tmp_path, step):
+    pristine, folder = tmp_path / "pristine", tmp_path / "checkpoints"
+    store_of(editor, pristine).save(snapshot_of(editor, 2))
+    num_kills = 0
+    for at in range(1, 200):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(pristine, folder)
+        store = store_of(editor, folder)
+        child = os.fork()
+        if child == 0:
+            _die_at_file_operation(at)
+            store.save(snapshot_of(editor, step))
+            store.prune(keep=1, protected=())
+            os._exit(0)
+        killed = os.waitpid(child, 0)[1] != 0
+        num_kills += killed
+        store.tidy()
+        newest = store.newest()
+        assert newest is not None
+        assert newest.name in {"step_00000002", f"step_{step:08d}"}
+        assert store.load(newest).progress.step == int(newest.name[5:])
+        assert not list(folder.glob(".*"))
+        if not killed:
+            break
+    assert num_kills > 15
+    assert newest.name == f"step_{step:08d}"
+
+
 def test_prune_keeps_the_newest_and_the_best(editor, tmp_path):
     store = store_of(editor, tmp_path)
     paths = [store.save(snapshot_of(editor, step)) for step in (1, 2, 3, 4)]
@@ -160,3 +192,18 @@ def step(editor, optimizer, seed: int) -> None:
 
 def _no_space_left(*_arguments, **_more):
     raise OSError(28, "No space left on device")
+
+
+def _die_at_file_operation(at: int) -> None:
+    """Kills this process, as kill -9 does, before its ``at``-th change of the file system."""
+    seen = 0
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        writes = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        if writes or event in ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
+            seen += 1
+            if seen == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
