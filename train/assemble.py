@@ -22,6 +22,7 @@ from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 from physedit.train.engine import Arithmetic, Engine, PlainEngine
 from physedit.train.optim import build_optimizer
+from physedit.train.processes import end_with_launcher
 from physedit.train.state import trainable
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def start_processes(config: DictConfig) -> Accelerator:
         torch.set_num_threads(int(config.num_threads))
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda was asked, but torch sees no CUDA device. Use device=auto or device=cpu.")
+    end_with_launcher()
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
     with_zero = zero.asked_for()
     if with_zero:

@@ -31,6 +31,23 @@ _T = TypeVar("_T")
 _STOPPED = "stopped"
 
 
+def end_with_launcher() -> None:
+    """Has this process end when the launcher that started it is gone; without other ranks it does nothing.
+
+    A rank that has not joined the others yet would wait for the launcher's store as long as for a collective.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        threading.Thread(target=_follow, args=(os.getppid(),), name="physedit-launcher", daemon=True).start()
+
+
+def _follow(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(BEAT_S)
+    time.sleep(GRACE_S)
+    logger.error("The launcher of this process is gone, and so it ends.")
+    os._exit(1)
+
+
 class Processes:
     """The ranks of a run as the run needs them between steps. Every rank makes one, and calls it alike."""
 
@@ -109,6 +126,7 @@ class Processes:
         """Tells the other ranks that this one ends because of ``error``."""
         if self._watch is not None:
             self._watch.tell("failed", self._quoted(error))
+            self._watch.stop()
 
     def close(self) -> None:
         """Ends the beat once every rank is here; called at the run's good end."""
@@ -183,10 +201,14 @@ class _Watch:
         """Returns the word that was left, if any."""
         return self._ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
 
-    def leave(self) -> None:
-        """Ends the beat; the rank with the store goes last."""
+    def stop(self) -> None:
+        """Ends the beat."""
         self._is_over.set()
         self._thread.join()
+
+    def leave(self) -> None:
+        """Ends the beat; the rank with the store goes last."""
+        self.stop()
         try:
             self._store.add("left", 1)
             while self._rank == 0 and self._store.add("left", 0) < self._num and self._lost is None:
