@@ -1,6 +1,6 @@
 """Loading a stock diffusers pipeline from a folder or the hub, frozen and in evaluation mode."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from physedit.models.lora_targets import shortened
 from physedit.models.pipeline_folder import WrongPipelineError, refuse_other_pipeline
 from physedit.models.quantization import Quantization, read_quantized_transformer
 from physedit.models.weights import split_revision
+
+_TRANSFORMERS = "transformers"
 
 
 def read_pipeline(
@@ -32,7 +35,7 @@ def read_pipeline(
         quantization: of the transformer's linear layers.
 
     Raises:
-        ValueError: the weights are of another class, or cannot be loaded or quantised.
+        ValueError: the weights are of another class, lack some, or cannot be loaded or quantised.
     """
     source, revision = (str(weights), None) if isinstance(weights, Path) else split_revision(weights)
     name = pipeline_class.__name__
@@ -40,10 +43,13 @@ def read_pipeline(
         with _without_loading_bars():
             index = pipeline_class.load_config(source, revision=revision)
             refuse_other_pipeline(weights, index.get("_class_name"), name)
+            components = {**_text_encoders(source, revision, index, dtype, but=components), **components}
             if quantization is not None:
                 transformer = read_quantized_transformer(weights, index["transformer"][1], dtype, quantization)
                 components = {**components, "transformer": transformer}
-            return pipeline_class.from_pretrained(source, revision=revision, dtype=dtype, **components)
+            pipeline = pipeline_class.from_pretrained(source, revision=revision, dtype=dtype, **components)
+        _check_filled(pipeline)
+        return pipeline
     except WrongPipelineError:
         raise
     # A damaged file shows as anything from OverflowError to the tokenizers' bare Exception.
@@ -65,6 +71,43 @@ def freeze(pipeline: Any) -> None:
     pipeline.set_progress_bar_config(disable=True)
     for part in modules_of(pipeline).values():
         part.requires_grad_(False).eval()
+
+
+def _text_encoders(
+    source: str, revision: str | None, index: Mapping[str, Any], dtype: torch.dtype, *, but: Collection[str]
+) -> dict[str, nn.Module]:
+    """Returns the text encoders that the index names, apart from those in ``but``.
+
+    The pipeline would read them itself, but says nothing of weights that no file holds, which transformers draws anew.
+
+    Raises:
+        ValueError: such a weight.
+    """
+    import transformers
+
+    encoders: dict[str, nn.Module] = {}
+    for name, kind in index.items():
+        if not name.startswith("text_encoder") or name in but or not isinstance(kind, list) or kind[0] != _TRANSFORMERS:
+            continue
+        part: Any = getattr(transformers, str(kind[1]))
+        encoders[name], report = part.from_pretrained(
+            source, subfolder=name, revision=revision, dtype=dtype, output_loading_info=True
+        )
+        # A head makes words of the states; nothing here asks for words.
+        if absent := sorted(key for key in report["missing_keys"] if not key.startswith("lm_head.")):
+            raise ValueError(f"its {name} lacks {shortened(absent)}")
+    return encoders
+
+
+def _check_filled(pipeline: Any) -> None:
+    """Verifies that every weight came from a file; diffusers leaves others without memory, and a move fails then.
+
+    Raises:
+        ValueError: one did not.
+    """
+    for name, part in modules_of(pipeline).items():
+        if absent := sorted(key for key, value in part.state_dict().items() if value.is_meta):
+            raise ValueError(f"its {name} lacks {shortened(absent)}")
 
 
 @contextmanager
