@@ -4,9 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 INDEX = "model_index.json"
 _REMEDY = "The folder is incomplete: download it again."
 _WEIGHTS = ("*.safetensors", "*.bin")
+_NAMED_IN_CONFIGS = ("_class_name", "architectures", "model_type")
+"""Of which each config of diffusers or transformers has one."""
 
 
 class WrongPipelineError(ValueError):
@@ -24,8 +28,8 @@ def check_pipeline_folder(folder: Path, *pipelines: str) -> None:
         pipelines: names of the diffusers classes of which it must hold one.
 
     Raises:
-        ValueError: the index cannot be read or names another class, or a file is missing; the message names the
-            first.
+        ValueError: the index cannot be read or names another class, or a file is missing or damaged; the message
+            names the first.
     """
     index = _read_index(folder)
     parts = _parts(folder, index)
@@ -36,6 +40,8 @@ def check_pipeline_folder(folder: Path, *pipelines: str) -> None:
             raise ValueError(f"{folder / INDEX} names the part {part} ({kind}), but there is no {place}. {_REMEDY}")
         for missing in _missing_files(place, kind):
             raise ValueError(f"The part {part} ({kind}) of the pipeline in {folder} has no {missing}. {_REMEDY}")
+        for damaged in _damaged_files(place):
+            raise ValueError(f"The part {part} ({kind}) of the pipeline in {folder} is damaged: {damaged}. {_REMEDY}")
 
 
 def refuse_other_pipeline(weights: object, stored: object, *expected: str) -> None:
@@ -105,6 +111,34 @@ def _missing_weights(place: Path) -> Iterator[str]:
             return
         for shard in shards:
             yield from _absent(place, str(shard))
+
+
+def _damaged_files(place: Path) -> Iterator[str]:
+    """Yields what is wrong with files whose beginning tells it; the tensors themselves are not read.
+
+    Those of text encoders are not looked at, for an editor without text encoders must not need them.
+    """
+    for name in ("config.json", "scheduler_config.json"):
+        if (place / name).is_file() and (fault := _fault_of_config(place / name)):
+            yield f"{name} {fault}"
+    if place.name.startswith("text_encoder"):
+        return
+    for file in sorted(place.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):  # the header tells how long the file must be
+                pass
+        except (SafetensorError, OSError) as error:
+            yield f"{file.name} ({file.stat().st_size} bytes) cannot be read: {error}"
+
+
+def _fault_of_config(file: Path) -> str:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    # Both libraries fill in what is absent, so that an empty config makes another model without a word.
+    is_config = isinstance(config, dict) and any(name in config for name in _NAMED_IN_CONFIGS)
+    return "" if is_config else f"names no class ({' or '.join(_NAMED_IN_CONFIGS)})"
 
 
 def _absent(place: Path, name: str) -> Iterator[str]:

@@ -28,7 +28,7 @@ def load_processor(folder: Path) -> PictureProcessor:
     """Returns the processor of the diffusers pipeline in ``folder``, for ``from_pretrained(folder, processor=...)``.
 
     Raises:
-        ValueError: the pipeline has no processor folder.
+        ValueError: the pipeline has no processor folder, or one that is damaged.
     """
     place = folder / PROCESSOR_FOLDER
     if not place.is_dir():
@@ -36,5 +36,15 @@ def load_processor(folder: Path) -> PictureProcessor:
             f"A Qwen-Image-Edit pipeline was to be read from {folder}, but it has no folder {PROCESSOR_FOLDER}. "
             "Download it again, or give the folder of a whole pipeline."
         )
-    processor: PictureProcessor = PictureProcessor.from_pretrained(place)
+    remedy = "Download the pipeline again, or give the folder of a whole one."
+    try:
+        processor: PictureProcessor = PictureProcessor.from_pretrained(place)
+    # A damaged file shows as anything from OSError to the tokenizers' bare Exception.
+    except Exception as error:
+        raise ValueError(
+            f"The processor in {place} cannot be loaded: {type(error).__name__}: {error}. {remedy}"
+        ) from error
+    # Without tokenizer_config.json a tokenizer comes up, but fails at the first instruction.
+    if processor.tokenizer.pad_token is None:
+        raise ValueError(f"The tokenizer in {place} has no token to pad with; see tokenizer_config.json. {remedy}")
     return processor

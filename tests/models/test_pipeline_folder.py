@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.flux_pipeline import load_pipeline
@@ -106,3 +107,48 @@ def test_folder_of_another_pipeline_is_refused_before_and_while_loading(folder: 
     for read in (FluxKontext.check_weights, lambda path: load_pipeline(path, torch.float32)):
         with pytest.raises(ValueError, match=r"holds a FluxPipeline, but this backbone needs a FluxKontextPipeline"):
             read(str(folder))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "transformer/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+        "text_encoder_2/model.safetensors",
+    ],
+)
+def test_a_weight_that_no_file_holds_is_refused_and_not_drawn(folder: Path, file: str) -> None:
+    stored = load_file(folder / file)
+    lost = next(name for name in stored if name.endswith("layer_norm.weight") or "norm" in name)
+    save_file({name: value for name, value in stored.items() if name != lost}, folder / file, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"its {file.partition('/')[0]} lacks {re.escape(lost)}"):
+        load_pipeline(folder, torch.float32)
+
+
+def halved(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("transformer/diffusion_pytorch_model.safetensors", r"safetensors \(\d+ bytes\) cannot be read"),
+        ("vae/diffusion_pytorch_model.safetensors", r"safetensors \(\d+ bytes\) cannot be read"),
+        ("vae/config.json", "config.json cannot be read"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_named_before_loading(folder: Path, file: str, said: str) -> None:
+    halved(folder / file)
+    with pytest.raises(ValueError, match=rf"part {file.partition('/')[0]} .*is damaged: .*{said}"):
+        FluxKontext.check_weights(str(folder))
+
+
+@pytest.mark.parametrize("file", ["scheduler/scheduler_config.json", "transformer/config.json"])
+@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_a_config_without_a_class_is_refused_and_not_filled_with_defaults(
+    folder: Path, file: str, content: str
+) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=rf"{Path(file).name} names no class"):
+        FluxKontext.check_weights(str(folder))

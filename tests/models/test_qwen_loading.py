@@ -1,6 +1,7 @@
 """Which weights and settings make a Qwen-Image-Edit backbone, what names it, and that its adapter trains."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,22 @@ def test_weights_of_the_other_pipeline_are_refused(folder: str, tmp_path: Path) 
 def test_weights_of_another_family_are_refused_before_loading() -> None:
     with pytest.raises(ValueError, match=f"holds a FluxKontextPipeline, but this backbone needs a {V1} or a {PLUS}"):
         QwenImageEdit.check_weights(str(KONTEXT_TOY))
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("processor_config.json", "processor in .* cannot be loaded"),
+        ("tokenizer_config.json", "no token to pad with"),
+    ],
+)
+def test_a_processor_with_a_hole_is_refused(folder: str, tmp_path: Path, gone: str, said: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "processor" / gone).unlink()
+    with pytest.raises(ValueError, match=said):
+        QwenImageEdit(weights=str(copy), dtype="float32", pipeline=V1, area_px=AREA_PX)
+    with pytest.raises(ValueError, match=said):
+        QwenImageEdit.outline({"weights": str(copy), "pipeline": V1, "area_px": AREA_PX})
 
 
 def test_the_toy_is_refused_where_several_pictures_are_needed() -> None:
