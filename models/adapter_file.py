@@ -16,6 +16,7 @@ ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 _PREFIX = "transformer."
 _METADATA = "lora_adapter_metadata"
 """Where diffusers keeps peft's settings, as JSON; each name begins with the component's prefix."""
+_VARIANTS = ("use_dora", "use_rslora")
 _UNEVEN = ("rank_pattern", "alpha_pattern")
 
 
@@ -84,7 +85,7 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
     """Reads the tensors of ``folder`` in float32 on the CPU, without the file's ``transformer.`` prefix.
 
     Raises:
-        AdapterFileError: no such file, a damaged one, or a name without that prefix.
+        AdapterFileError: no such file, a damaged one, a name without that prefix, or tensors of whole numbers.
     """
     file = _adapter_file(folder)
     try:
@@ -97,6 +98,8 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
             f"{file} is no adapter of a diffusers transformer: it holds {', '.join(foreign[:3])}. Give the folder of "
             "an adapter that was trained on this backbone."
         )
+    if counted := [name for name, value in stored.items() if not value.is_floating_point()]:
+        raise AdapterFileError(f"{file} holds whole numbers, in {', '.join(counted[:3])}. Copy or train it again.")
     return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
 
 
@@ -123,18 +126,17 @@ def read_adapter_format(folder: Path) -> AdapterFormat | None:
         )
     if not {"r", "lora_alpha"} <= settings.keys():
         return None
-    try:
-        return AdapterFormat(
-            rank=int(settings["r"]),
-            alpha=float(settings["lora_alpha"]),
-            use_dora=bool(settings.get("use_dora", False)),
-            use_rslora=bool(settings.get("use_rslora", False)),
-        )
-    except (TypeError, ValueError) as error:
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    is_rank = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1
+    is_alpha = isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)
+    variants = [settings.get(name, False) for name in _VARIANTS]
+    if not (is_rank and is_alpha and all(isinstance(variant, bool) for variant in variants)):
+        said = ", ".join(f"{name} {variant!r}" for name, variant in zip(_VARIANTS, variants, strict=True))
         raise AdapterFileError(
-            f"{file} says rank {settings['r']!r} and alpha {settings['lora_alpha']!r}; both must be numbers. Copy or "
-            "train it again."
-        ) from error
+            f"{file} says rank {rank!r}, alpha {alpha!r}, {said}; rank must be a whole number above 0, alpha a finite "
+            "number, and the others true or false. Copy or train it again."
+        )
+    return AdapterFormat(rank, float(alpha), *variants)
 
 
 def check_fit(state: Mapping[str, Tensor], adapter_format: AdapterFormat) -> None:

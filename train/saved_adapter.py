@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+import torch
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ def read_saved(reader: AdapterReader, file: Path) -> SavedAdapter:
     """Reads an adapter's file.
 
     Raises:
-        ConfigError: a file that is damaged or of something else.
+        ConfigError: a file that is damaged, of something else, or with values that are not finite.
     """
     try:
         if file.name == ADAPTER_FILE:
@@ -197,6 +198,11 @@ def _read(reader: AdapterReader, folder: Path, file: Path) -> SavedAdapter:
         logger.warning("%s does not tell its alpha, which is taken to be its rank.", file)
     found = told or _format_by_shapes(state)
     check_fit(state, found)
+    if unusable := [name for name, value in state.items() if not bool(torch.isfinite(value).all())]:
+        raise ValueError(
+            f"an adapter with values that are not finite was given, in {shortened(unusable)}. Its training diverged or "
+            "the file is damaged; take an earlier checkpoint, or copy it again."
+        )
     return SavedAdapter(file, state, found, is_told=told is not None)
 
 

@@ -1,4 +1,6 @@
 import json
+import math
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +137,23 @@ def test_file_is_not_read_back_to_put_its_header_in_order(tmp_path: Path, monkey
     assert peak_bytes < 2**19
     stored = read_adapter(tmp_path)
     assert all(torch.equal(stored[name.removeprefix("transformer.")], value) for name, value in large.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("r", 0), ("r", 2.5), ("r", "two"), ("lora_alpha", math.nan), ("lora_alpha", math.inf), ("lora_alpha", None),
+        ("use_rslora", "false"), ("use_dora", 0),
+    ],
+)  # fmt: skip
+def test_a_format_that_cannot_be_meant_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    write_foreign(tmp_path, **{"r": 2, "lora_alpha": 4, name: value})
+    with pytest.raises(AdapterFileError, match=rf"says rank .*{re.escape(repr(value))}"):
+        read_adapter_format(tmp_path)
+
+
+def test_tensors_of_whole_numbers_are_refused(tmp_path: Path) -> None:
+    stored = {f"transformer.{name}": value.int() for name, value in matrices().items()}
+    save_file(stored, tmp_path / ADAPTER_FILE)
+    with pytest.raises(AdapterFileError, match="whole numbers"):
+        read_adapter(tmp_path)
