@@ -23,9 +23,9 @@ from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shif
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import TensorMemo
-from physedit.models.outline import Outline
+from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
-from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
+from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, kontext_sizes
@@ -72,11 +72,11 @@ class FluxKontext:
             edit_guidance: the embedded guidance of edits that ask for no other.
 
         Raises:
-            ValueError: no such weights, dtype, placement, area or number of tokens, or no way to quantise here.
+            ValueError: no such weights, dtype, placement, area, number of tokens or guidance, or no way to quantise.
         """
         self._max_text_tokens = checked_tokens(max_text_tokens)
-        self._train_guidance = train_guidance
-        self._edit_guidance = edit_guidance
+        self._train_guidance = checked_guidance("train_guidance", train_guidance)
+        self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
         self.check_weights(weights)
         check_quantization(quantization, weights)
@@ -266,6 +266,7 @@ class FluxKontext:
         Raises:
             PictureSizeError: sources that are edited at unlike sizes, or references.
             EncodersAbsentError: there are no text encoders.
+            NotFiniteEditError: the edit is no picture.
         """
         names = [f"Item {number}" for number in range(len(given))]
         sizes = batch_sizes(given, names, self.sizes_of, max_sources=self.max_sources)
@@ -287,7 +288,7 @@ class FluxKontext:
                 generator=list(generators),
                 output_type="pt",
             ).images
-        return (pictures.float() * 255).round().to("cpu", torch.uint8)
+        return as_bytes(pictures)
 
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
         """Writes ``pytorch_lora_weights.safetensors`` in float32, with the format as its metadata.

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from functools import partial
 
 from physedit.data_loaders.text_limits import Overlong, TextLimit
-from physedit.models.outline import Outline, TokenCount, absent_files, local_files, read_tokenizer, setting, vae_factor
+from physedit.models.outline import (
+    Outline,
+    TokenCount,
+    absent_files,
+    checked_guidance,
+    local_files,
+    read_tokenizer,
+    setting,
+    vae_factor,
+)
 from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -20,7 +29,7 @@ def flux_outline(settings: Mapping[str, object]) -> Outline:
     """
     weights = str(settings["weights"])
     found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
-    folder = None if found == RANDOM_TINY else local_files(found)
+    folder = None if found == RANDOM_TINY else local_files(found, "tokenizer", "tokenizer_2")
     clip: TokenCount | None = None
     t5: TokenCount | None = None
     if found == RANDOM_TINY:
@@ -33,6 +42,8 @@ def flux_outline(settings: Mapping[str, object]) -> Outline:
     multiple_px = 2 * vae_factor(folder)
     area_px = checked_area(setting(settings, "area_px", RELEASED_AREA_PX), multiple_px)
     max_tokens = checked_tokens(setting(settings, "max_text_tokens", 512))
+    for name in ("train_guidance", "edit_guidance"):
+        checked_guidance(name, settings.get(name, 1.0))
     is_cut = f"T5 reads {max_tokens} tokens (backbone.max_text_tokens) and nothing behind them"
     clip_tokens = _CLIP_TOKENS if clip is None else clip.longest
     is_pooled = f"CLIP gives one pooled vector of the first {clip_tokens} tokens; T5 reads the instruction itself"

@@ -14,6 +14,9 @@ from physedit.models.weights import cached_snapshot
 RELEASED_VAE_FACTOR = 8
 """Pixels a side of a latent cell in the released editors of both families."""
 
+MOST_GUIDANCE = 1000
+"""Ours: far beyond every use; the pipelines overflow somewhere above."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outline:
@@ -46,9 +49,15 @@ class TokenCount:
         return len(self._tokenizer(text, verbose=False).input_ids)
 
 
-def local_files(weights: Path | str) -> Path | None:
-    """Returns the folder of weights that are on this machine, as ``find_weights`` found them; None otherwise."""
-    return weights if isinstance(weights, Path) else cached_snapshot(weights)
+def local_files(weights: Path | str, *parts: str) -> Path | None:
+    """Returns the folder of weights that are on this machine, as ``find_weights`` found them; None otherwise.
+
+    A snapshot of the hub without one of ``parts`` is one whose download has yet to go on.
+    """
+    if isinstance(weights, Path):
+        return weights
+    snapshot = cached_snapshot(weights)
+    return snapshot if snapshot is not None and all((snapshot / part).is_dir() for part in parts) else None
 
 
 def absent_files(weights: Path | str) -> str:
@@ -93,6 +102,17 @@ def vae_factor(folder: Path | None) -> int:
             f"{file} is no config of a VAE: {type(error).__name__}: {error}. Download it again."
         ) from error
     return int(2 ** (num_levels - 1))
+
+
+def checked_guidance(name: str, value: object) -> float:
+    """Returns a guidance scale of a backbone's settings.
+
+    Raises:
+        ValueError: it is no number of 0 to ``MOST_GUIDANCE``.
+    """
+    if not isinstance(value, int | float) or not 0 <= value <= MOST_GUIDANCE:
+        raise ValueError(f"backbone.{name} is {value}; it must be a number of 0 to {MOST_GUIDANCE}.")
+    return float(value)
 
 
 def setting(settings: Mapping[str, object], name: str, default: int) -> int:

@@ -18,6 +18,10 @@ SizeRule = Callable[[int, int], PictureSizes]
 """From height and width of a stored picture to its sizes; see ``Backbone.sizes_of``."""
 
 
+class NotFiniteEditError(ValueError):
+    """An edit came out with pixels that are not numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
     """Heights and widths that all items of a batch share: of each picture to edit from, and of the edit."""
@@ -77,6 +81,21 @@ def stacked_targets(batch: EditBatch, sizes: BatchSizes) -> Tensor:
     """Returns the targets fitted to the size of their edits, uint8 ``[B, 3, h, w]``."""
     pairs = zip(batch.targets, batch.sources, strict=True)
     return torch.stack([fitted_target(target, source, *sizes.output) for target, source in pairs])
+
+
+def as_bytes(edited: Tensor) -> Tensor:
+    """Returns what a pipeline drew, ``[B, 3, h, w]`` in 0..1, as uint8 on the CPU.
+
+    Raises:
+        NotFiniteEditError: a pixel is not a number, which uint8 would show as black.
+    """
+    pixels = edited.float()
+    if not bool(torch.isfinite(pixels).all()):
+        raise NotFiniteEditError(
+            "The editor drew pixels that are not numbers: its weights, its adapter or its guidance are out of range. "
+            "Use an adapter and weights whose values are finite, or a smaller guidance."
+        )
+    return (pixels * 255).round().to("cpu", torch.uint8)
 
 
 def _sizes_of_item(pictures: Sequence[Tensor], sizes_of: SizeRule) -> BatchSizes:

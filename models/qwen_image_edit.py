@@ -21,9 +21,9 @@ from physedit.models.backbone import Conditioning, join
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import TensorMemo
-from physedit.models.outline import Outline
+from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
-from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
+from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.qwen_outline import qwen_outline
@@ -31,6 +31,7 @@ from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
     TOY_NAME,
     EditPipeline,
+    check_steps,
     checked_areas,
     checked_pipeline,
     found_weights,
@@ -39,7 +40,7 @@ from physedit.models.qwen_pipeline import (
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
-from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, full_mask, padded
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, check_room, full_mask, padded
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -85,11 +86,12 @@ class QwenImageEdit:
             negative_prompt: what an edit with guidance above 1 is led away from, seen with the same pictures.
 
         Raises:
-            ValueError: no such weights, dtype, pipeline, placement or area.
+            ValueError: no such weights, dtype, pipeline, placement, area or guidance.
         """
         self._max_sources = MAX_SOURCES[checked_pipeline(pipeline)]
         self._area_px, self._vision_area_px = checked_areas(pipeline, area_px, vision_area_px)
-        self._edit_guidance, self._negative_prompt = edit_guidance, negative_prompt
+        self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
+        self._negative_prompt = negative_prompt
         found = found_weights(weights, pipeline)
         check_quantization(quantization, weights)
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
@@ -223,9 +225,10 @@ class QwenImageEdit:
 
         Raises:
             EncodersAbsentError: there is no text encoder.
+            InstructionError: an instruction is too long, or has words of the template.
         """
         with self._parts.encoding():
-            return self._text.states_of(self._seen(given), instructions)
+            return self._states(given, instructions)
 
     def join_text(self, texts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the states of several items from those of each, padded as ``encode_text`` pads them."""
@@ -284,9 +287,10 @@ class QwenImageEdit:
         Raises:
             PictureSizeError: pictures that are edited at unlike sizes, or too many.
             EncodersAbsentError: there is no text encoder.
+            NotFiniteEditError: the edit is no picture.
             ValueError: one step, of which this scheduler makes not-a-number.
         """
-        self._check_steps(num_steps)
+        check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
         height, width = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
         parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
@@ -308,7 +312,7 @@ class QwenImageEdit:
                     output_type="pt",
                     **text,
                 ).images
-                edited.append((pictures.float() * 255).round().to("cpu", torch.uint8))
+                edited.append(as_bytes(pictures))
         return torch.cat(edited)
 
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
@@ -336,23 +340,25 @@ class QwenImageEdit:
         """
         return read_adapter_format(Path(folder))
 
-    def _seen(self, given: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """Returns the stored pictures of each item at the size that the text encoder sees them."""
+    def _states(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
+        """Returns the text states of stored pictures, which the text encoder sees at its own size."""
 
         def seen(picture: Tensor) -> Tensor:
             return resized(picture, *qwen_size(*picture.shape[-2:], area_px=self._vision_area_px))
 
-        return [[seen(picture) for picture in pictures] for pictures in given]
+        states = self._text.states_of([[seen(picture) for picture in pictures] for pictures in given], instructions)
+        sides = [max(self.sizes_of(*picture.shape[-2:]).source) for pictures in given for picture in pictures]
+        check_room(states, instructions, longest_side=max(sides) // (2 * int(self._pipeline.vae_scale_factor)))
+        return states
 
     def _edit_text(
         self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], guidance: float
     ) -> dict[str, Tensor]:
         """Returns what the pipeline takes in place of prompts."""
-        seen = self._seen(given)
-        text = self._text.states_of(seen, instructions)
+        text = self._states(given, instructions)
         taken = {"prompt_embeds": text[PROMPTS], "prompt_embeds_mask": full_mask(text)}
         if guidance > 1:
-            negative = self._text.states_of(seen, [self._negative_prompt] * len(seen))
+            negative = self._states(given, [self._negative_prompt] * len(given))
             taken |= {
                 "negative_prompt_embeds": negative[PROMPTS],
                 "negative_prompt_embeds_mask": full_mask(negative),
@@ -380,14 +386,6 @@ class QwenImageEdit:
         )
         latents: Tensor = (mode - mean) / spread
         return (latents[:, :, 0],)
-
-    def _check_steps(self, num_steps: int) -> None:
-        if num_steps == 1 and self._pipeline.scheduler.config.shift_terminal:
-            raise ValueError(
-                "An edit of 1 step was asked for, but this scheduler stretches its times to end at "
-                f"{self._pipeline.scheduler.config.shift_terminal}, which makes not-a-number of a single one. Take at "
-                "least 2 steps."
-            )
 
 
 def _grid(latents: Tensor) -> tuple[int, int, int]:

@@ -159,6 +159,20 @@ def checked_areas(pipeline: EditPipeline, area_px: int, vision_area_px: int | No
     return area_px, seen_px
 
 
+def check_steps(pipeline: Any, num_steps: int) -> None:
+    """Verifies that the pipeline's scheduler makes times of so many steps.
+
+    Raises:
+        ValueError: one step, of which it makes not-a-number.
+    """
+    terminal = pipeline.scheduler.config.shift_terminal
+    if num_steps == 1 and terminal:
+        raise ValueError(
+            f"An edit of 1 step was asked for, but this scheduler stretches its times to end at {terminal}, which "
+            "makes not-a-number of a single one. Take at least 2 steps."
+        )
+
+
 def found_weights(weights: str, pipeline: EditPipeline) -> Path | str:
     """Returns the folder that ``weights`` stands for, or ``weights`` if it is a hub id or ``random_tiny``.
 

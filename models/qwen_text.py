@@ -16,8 +16,15 @@ from physedit.models.parts import PipelineParts
 from physedit.models.pictures import picture_digest
 
 PROMPTS, MASK = "prompts", "mask"
+_SHOWN = 60
 _MEMO_BYTES = 2**28
 """About 25 instructions of the released v1, whose states take 9.5 MiB each in bfloat16, and 180 of Plus."""
+POSITIONS = 4096
+"""Of the transformer; text stands behind the largest half side of a picture. Source: QwenEmbedRope, diffusers."""
+
+
+class InstructionError(ValueError):
+    """An instruction that the editor cannot take."""
 
 
 class QwenTextStates:
@@ -43,6 +50,7 @@ class QwenTextStates:
 
         Raises:
             EncodersAbsentError: there is no text encoder.
+            InstructionError: an instruction has words of the template.
         """
         states: list[Tensor] = []
         for seen, text in zip(pictures, instructions, strict=True):
@@ -59,8 +67,34 @@ class QwenTextStates:
         self._parts.fetch_text_encoders()
         # PIL pictures: the processor would rescale a tensor in 0..1 once more.
         images = [as_image(picture) for picture in pictures]
-        prompts, _ = self._parts.pipeline.encode_prompt(prompt=[text], image=images, device=self._parts.device)
+        try:
+            prompts, _ = self._parts.pipeline.encode_prompt(prompt=[text], image=images, device=self._parts.device)
+        except ValueError as error:
+            raise InstructionError(
+                f"The instruction {_shown(text)} cannot be encoded: {error} Take out words of the template, such as "
+                "<|image_pad|>."
+            ) from error
         return (prompts[0],)
+
+
+def check_room(states: Mapping[str, Tensor], instructions: Sequence[str], *, longest_side: int) -> None:
+    """Verifies that the transformer has a position for every token of each instruction and its pictures. Pure.
+
+    Args:
+        states: what ``QwenTextStates.states_of`` returned.
+        instructions: that they are of.
+        longest_side: the longest of any picture, in tokens.
+
+    Raises:
+        InstructionError: it has not.
+    """
+    lengths, room = full_mask(states).sum(dim=1).tolist(), POSITIONS - longest_side // 2
+    longest = max(lengths)
+    if longest > room:
+        raise InstructionError(
+            f"The instruction {_shown(instructions[lengths.index(longest)])} and its pictures make {longest} tokens, "
+            f"but the transformer has positions for {room} of this size of picture. Shorten it, or drop the row."
+        )
 
 
 def padded(states: Sequence[Tensor]) -> Mapping[str, Tensor]:
@@ -80,3 +114,7 @@ def padded(states: Sequence[Tensor]) -> Mapping[str, Tensor]:
 def full_mask(text: Mapping[str, Tensor]) -> Tensor:
     """Returns the mask of ``states_of``'s result, of ones where there is none: the pipeline warns without one."""
     return text[MASK] if MASK in text else torch.ones_like(text[PROMPTS][..., 0], dtype=torch.long)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

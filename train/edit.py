@@ -4,7 +4,6 @@ Shape legend: H W pixels of a stored picture, h w pixels it is worked at.
 """
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +29,7 @@ from physedit.eval_hooks.files import (
 )
 from physedit.models.backbone import Backbone
 from physedit.models.lora import without_adapter
+from physedit.models.outline import MOST_GUIDANCE
 from physedit.train.assemble import build_checked, check_backbone, start_processes
 from physedit.train.config import ConfigError
 from physedit.train.output import check_can_be_made, published
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_STEPS = 28
 """Source: the default of FluxKontextPipeline, diffusers."""
+MOST_STEPS = 1000
+"""Source: ``num_train_timesteps`` of the released schedulers, diffusers."""
 DEFAULT_ROOT = Path("edits")
 RECORD = "edit.json"
 _MARGIN_PX, _HEADING_PX, _CAPTION_PX = 12, 28, 26
@@ -128,12 +130,14 @@ def check_request(request: EditRequest) -> None:
             raise ConfigError(f"--image {path} {found}. Give a picture file.")
     if not request.prompt.strip():
         raise ConfigError("--prompt is empty. Say what is to be edited, such as --prompt 'Remove the chair.'")
-    if request.num_steps < 1:
-        raise ConfigError(f"--steps {request.num_steps} was asked for; an edit takes at least 1.")
+    if not 1 <= request.num_steps <= MOST_STEPS:
+        raise ConfigError(f"--steps {request.num_steps} was asked for; an edit takes at least 1, at most {MOST_STEPS}.")
     if not 0 <= request.seed < 2**63:
         raise ConfigError(f"--seed {request.seed} must lie in 0 to 2^63 - 1.")
-    if request.guidance is not None and not (math.isfinite(request.guidance) and request.guidance >= 0):
-        raise ConfigError(f"--guidance {request.guidance} must be a finite number of at least 0.")
+    if request.guidance is not None and not 0 <= request.guidance <= MOST_GUIDANCE:
+        raise ConfigError(
+            f"--guidance {request.guidance} must be a finite number of at least 0, at most {MOST_GUIDANCE}."
+        )
 
 
 def side_by_side(pictures: Mapping[str, Tensor], caption: str) -> Image.Image:
@@ -257,6 +261,8 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 def _fitted(pen: ImageDraw.ImageDraw, text: str, room_px: int) -> str:
     text = " ".join(text.split())
+    if len(text) > room_px:  # no letter is narrower than a pixel, and measuring a long text again and again takes long
+        text = text[:room_px] + "…"
     while len(text) > 1 and pen.textlength(text, font=_font()) > room_px:
         text = text[:-2].rstrip(" .") + "…"
     return text

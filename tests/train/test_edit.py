@@ -1,6 +1,8 @@
 """``physedit edit``: what it draws is the backbone's own edit, and what it refuses leaves nothing behind."""
 
 import json
+import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from physedit.models.qwen_image_edit import QwenImageEdit
 from physedit.train.checkpoint import CheckpointIncomplete
 from physedit.train.cli import app
 from physedit.train.config import ConfigError
+from physedit.train.edit import side_by_side
 
 PROMPT = "Remove the ball."
 NUM_STEPS, SEED = 2, 5
@@ -38,6 +41,12 @@ VARIANTS = {
 
 def build() -> FluxKontext:
     return FluxKontext(weights="random_tiny", dtype="float32", max_text_tokens=48, area_px=4096)
+
+
+def build_plus() -> QwenImageEdit:
+    return QwenImageEdit(
+        weights="random_tiny", dtype="float32", pipeline="QwenImageEditPlusPipeline", area_px=9216, vision_area_px=4096
+    )
 
 
 def run(*arguments: object) -> str:
@@ -249,6 +258,36 @@ def test_a_failed_write_leaves_nothing(picture: Path, tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match="No space"):
         run(*usual(picture, tmp_path / "out"), *TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
+@pytest.mark.parametrize(("kind", "options"), [(FluxKontext, TINY), (QwenImageEdit, PLUS)])
+@pytest.mark.parametrize(
+    ("size", "said"), [(1e30, "pixels that are not numbers"), (math.nan, "values that are not finite")]
+)
+def test_an_edit_that_is_not_a_number_is_refused_and_not_drawn_black(
+    picture: Path, tmp_path: Path, kind: type[Backbone], options: tuple[str, ...], size: float, said: str
+) -> None:
+    editor: Backbone = build() if kind is FluxKontext else build_plus()
+    file = write_adapter_of(editor, tmp_path / "adapter", LoraSettings(4, 6.0), size=size)
+    with pytest.raises(ConfigError, match=said):
+        run("--adapter", file, *usual(picture, tmp_path / "out"), *options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("prompt", "said"), [("a " * 5000, "'a a .*…' and its pictures make .* tokens"),
+                                              ("Remove <|image_pad|>.", "words of the template")])  # fmt: skip
+def test_an_instruction_that_the_editor_cannot_take_is_refused(
+    picture: Path, tmp_path: Path, prompt: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run("--image", picture, "--steps", 2, "--out", tmp_path / "out", "--prompt", prompt, *PLUS)
+
+
+def test_a_caption_of_any_length_is_cut_at_once() -> None:
+    started = time.monotonic()
+    sheet = side_by_side({"base": torch.zeros(3, 64, 64, dtype=torch.uint8)}, "a b " * 20_000)
+    assert time.monotonic() - started < 5
+    assert sheet.width < 400
 
 
 def test_as_a_command_bad_input_is_one_paragraph(tmp_path: Path) -> None:
