@@ -43,7 +43,7 @@ def _steps(config: DictConfig) -> Iterator[Callable[[], object]]:
         yield partial(build_checked, name, config[name])
     yield partial(build_optimizer, config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
     yield partial(_check_run_folder, config)
-    yield partial(check_backbone, config)
+    yield partial(_check_backbone, config)
     for name in sorted(map(str, config.eval)):
         yield partial(_check_hook, config, name)
 
@@ -62,6 +62,14 @@ def _problem(step: Callable[[], object]) -> ValueError | None:
 def _check_run_folder(config: DictConfig) -> None:
     _check_writable(run_folder_of(config))
     check_run_folder(config)
+
+
+def _check_backbone(config: DictConfig) -> None:
+    """Verifies weights and settings of the backbone; the outline refuses what the loaded editor would."""
+    check_backbone(config)
+    from physedit.train.check_data import outline_of
+
+    outline_of(config)
 
 
 def _check_hook(config: DictConfig, name: str) -> None:

@@ -102,8 +102,9 @@ def _hints(target: Any) -> dict[str, Any]:
 def _check_value(key: str, value: object, hint: Any) -> None:
     """Refuses a value that the annotation plainly rules out: wrong word, number for a word, scalar for a list."""
     choices = _choices(hint)
-    if choices and value not in choices:
-        raise ConfigError(f"{key}={value} is not one of {', '.join(map(str, choices))}.")
+    if choices and not any(value == choice and type(value) is type(choice) for choice in choices):
+        shown = ", ".join("null" if choice is None else str(choice) for choice in choices)
+        raise ConfigError(f"{key}={value} is not one of {shown}.")
     if isinstance(value, ListConfig):
         _check_items(key, value, hint)
         return
@@ -131,7 +132,12 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _choices(hint: Any) -> tuple[object, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    """Returns the values of a Literal, with None if it may be absent; nothing for other annotations."""
+    words = [each for each in _alternatives(hint) if each is not type(None)]
+    if not words or any(typing.get_origin(each) is not typing.Literal for each in words):
+        return ()
+    chosen = tuple(choice for each in words for choice in typing.get_args(each))
+    return (None, *chosen) if len(words) < len(_alternatives(hint)) else chosen
 
 
 def _members(hint: Any) -> set[type]:

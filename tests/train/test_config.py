@@ -67,6 +67,8 @@ REFUSED = [
     (["experiment=demo", "adapter.dropout=1.0"], ["adapter.dropout=1.0", "below 1"]),
     (["experiment=demo", "adapter.dropout=abc"], ["adapter.dropout", "abc"]),
     (["experiment=demo", "backbone.dtype=float16"], ["backbone.dtype=float16", "bfloat16"]),
+    (["experiment=demo", "backbone.compile_blocks=fast"], ["backbone.compile_blocks=fast", "null, inductor"]),
+    (["experiment=demo", "backbone.compile_blocks=true"], ["backbone.compile_blocks=True", "aot_eager"]),
     (["experiment=demo", "max_grad_norm=0"], ["max_grad_norm=0"]),
     (["experiment=demo", "schedule.warmup_steps=-5"], ["schedule.warmup_steps=-5"]),
     (["experiment=demo", "checkpoint.keep=0"], ["checkpoint.keep=0"]),

@@ -1,5 +1,6 @@
 """What is wrong with the inputs of a run is said before anything is loaded, and together."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,25 @@ def test_the_first_row_without_a_picture_is_found_by_statistics_or_by_reading(
     (tmp_path / "f.parquet").write_bytes(b"PAR1")
     with pytest.raises(DatasetLayoutError):
         row_without_picture(tmp_path / "f.parquet", "picture")
+
+
+QWEN = ["backbone=qwen_image_edit_plus", "backbone.weights=random_tiny", "backbone.area_px=4096"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["backbone.area_px=0"], "backbone.area_px is 0"),
+        (["backbone.area_px=99999999"], "backbone.area_px is 99999999"),
+        (["backbone.max_text_tokens=513"], "backbone.max_text_tokens is 513"),
+        (["backbone.train_guidance=-1"], "backbone.train_guidance is -1"),
+        ([*QWEN, "backbone.vision_area_px=1"], "backbone.vision_area_px is 1"),
+        ([*QWEN, "backbone.edit_guidance=-0.5"], "backbone.edit_guidance is -0.5"),
+        (["backbone=qwen_image_edit_plus", "backbone.weights=toy"], "is a QwenImageEditPipeline, but this backbone"),
+    ],
+)
+def test_a_backbone_that_would_refuse_its_settings_is_refused_before_it_loads(
+    world: Path, tmp_path: Path, no_weights: None, wrong: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check(world, tmp_path, *wrong)
