@@ -48,6 +48,8 @@ class CheckpointConfig:
     """How many of the newest checkpoints stay; the best ones stay beside them."""
     keep_best: int = 1
     """How many of the best checkpoints by best_metric always stay, at least 1."""
+    upload_to: str | None = None
+    """Copy each checkpoint there in the background: hf://USER/REPO, or a URL that fsspec knows; null means nowhere."""
 
 
 @dataclass

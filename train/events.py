@@ -28,6 +28,7 @@ from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
 from physedit.train.state import Progress
 from physedit.train.summary import BestRule, best_steps, scalars, summarize
 from physedit.train.tracker import MetricsFile, Tracker
+from physedit.train.upload import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class RunEvents:
     stop: StopFlag
     files: RequestFiles | None
     """On rank 0."""
+    uploads: Uploads | None
+    """On rank 0, if checkpoints are to be copied."""
     reports: list[EvalReport] = field(default_factory=list)
     failures: list[EvalFailure] = field(default_factory=list)
 
@@ -171,9 +174,13 @@ class RunEvents:
     def _write(self, snapshot: Snapshot) -> None:
         if not self.accelerator.is_main_process:
             return
-        self.store.save(snapshot)
+        path = self.store.save(snapshot)
+        if self.uploads is not None:
+            self.uploads.add(path)
         protected = {*best_steps(self.reports, self.policy.best)[: self.policy.keep_best]}
         protected.add(max((r.step for r in self.reports), default=0))
+        if self.uploads is not None:
+            protected |= {int(name.rpartition("_")[2]) for name in self.uploads.waiting()}
         self.store.prune(self.policy.keep, protected)
 
     def _record_failure(self, hook: EvalHook, step: int, errors: Sequence[Exception]) -> None:

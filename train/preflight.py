@@ -14,6 +14,7 @@ from physedit.train.assemble import build_checked, check_backbone, scenes_are_mi
 from physedit.train.config import ConfigError
 from physedit.train.optim import build_optimizer
 from physedit.train.run_folder import check_run_folder, run_folder_of
+from physedit.train.upload import check_target
 
 
 def check(config: DictConfig) -> None:
@@ -60,6 +61,7 @@ def _problem(step: Callable[[], object]) -> ValueError | None:
 
 
 def _check_run_folder(config: DictConfig) -> None:
+    check_target(config.checkpoint.upload_to)
     _check_writable(run_folder_of(config))
     check_run_folder(config)
 

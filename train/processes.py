@@ -6,6 +6,7 @@ every rank beats there from a thread of its own. A rank that has failed, or whos
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,9 +36,20 @@ def end_with_launcher() -> None:
     """Has this process end when the launcher that started it is gone; without other ranks it does nothing.
 
     A rank that has not joined the others yet would wait for the launcher's store as long as for a collective.
+
+    Raises:
+        FailedElsewhere: it is gone already.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        threading.Thread(target=_follow, args=(os.getppid(),), name="physedit-launcher", daemon=True).start()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    threading.Thread(target=_follow, args=(os.getppid(),), name="physedit-launcher", daemon=True).start()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return  # rank 0 has the store, and may come later than this one
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(address, timeout=LOST_AFTER_S).close()
+    except OSError as error:
+        raise FailedElsewhere(f"The launcher at {address[0]}:{address[1]} is gone: {error}.") from error
 
 
 def _follow(launcher: int) -> None:

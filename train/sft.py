@@ -43,6 +43,7 @@ from physedit.train.signals import RequestFiles, StopFlag, Stopped
 from physedit.train.state import AdapterAverage, Progress
 from physedit.train.summary import best_rule
 from physedit.train.tracker import MetricsFile, NoTracker, Tracker
+from physedit.train.upload import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +237,7 @@ def _run(
         bar=bar,
         stop=stop,
         files=RequestFiles(folder) if is_main else None,
+        uploads=Uploads(str(target)) if is_main and (target := config.checkpoint.upload_to) is not None else None,
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
         failures=read_failures(folder, start.step),
     )
@@ -252,6 +254,8 @@ def _run(
     finally:
         summary = dict(events.write_results()) if is_main and exit_code == 0 else {}
         tracker.finish(_tracker_summary(summary), exit_code)
+        if events.uploads is not None:
+            events.uploads.finish()
     return events.reports
 
 

@@ -13,6 +13,7 @@ from tests.support.runs import adapter_bytes, metrics_of
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.train import loop, sft
 from physedit.train import signals as signals_module
+from physedit.train.checkpoint import verify
 from physedit.train.loop import NonFiniteLoss
 from physedit.train.signals import StopFlag, Stopped, stop_on_signal
 
@@ -137,3 +138,11 @@ def test_the_best_checkpoint_stays_when_newer_ones_push_out_the_others(run_smoke
     best = json.loads((folder / "summary.json").read_text())["best"]
     assert (folder / best["checkpoint"] / "manifest.json").exists()
     assert len(list((folder / "checkpoints").iterdir())) <= 2
+
+
+def test_every_checkpoint_is_copied_where_it_was_asked(run_smoke, tmp_path):
+    folder = run_smoke("checkpoint.every=2", "checkpoint.keep=1", f"checkpoint.upload_to=file://{tmp_path}/copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [f"step_{n:08d}" for n in (2, 4, 6, 8)]
+    for path in (tmp_path / "copy").iterdir():
+        verify(path)
+    assert [path.name for path in (folder / "checkpoints").iterdir()][-1:] == ["step_00000008"]
