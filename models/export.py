@@ -71,6 +71,11 @@ _FLUX_PLACES = {
     },
 }
 """Source: the key map of _convert_kohya_flux_lora_to_diffusers, diffusers loaders/lora_conversion_utils.py."""
+_QWEN_LAYER = re.compile(
+    r"img_in|txt_in|proj_out|norm_out\.linear|time_text_embed\.timestep_embedder\.linear_[12]|transformer_blocks\.\d+\."
+    r"(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|(img|txt)_mlp\.net\.(0\.proj|2)|(img|txt)_mod\.1)"
+)
+"""Source: the linear layers of QwenImageTransformer2DModel, diffusers."""
 _ORIGINAL_BLOCKS = {"transformer": "double_blocks", "single_transformer": "single_blocks"}
 
 
@@ -106,7 +111,7 @@ def kohya_tensors(state: Mapping[str, Tensor], adapter_format: AdapterFormat, fa
         )
     check_fit(state, adapter_format)
     pairs = _pairs(state)
-    joined = _flux_layers(pairs) if family == "flux" else {name.replace(".", "_"): pair for name, pair in pairs.items()}
+    joined = _flux_layers(pairs) if family == "flux" else _qwen_layers(pairs)
     tensors = {}
     for name, pair in joined.items():
         tensors[f"lora_unet_{name}.lora_down.weight"] = pair.a
@@ -178,6 +183,16 @@ def _flux_layers(pairs: Mapping[str, _Pair]) -> dict[str, _Pair]:
         layer: found[0] if len(widths[layer]) == 1 else _side_by_side(found, widths[layer])
         for layer, found in parts.items()
     }
+
+
+def _qwen_layers(pairs: Mapping[str, _Pair]) -> dict[str, _Pair]:
+    """Returns the matrices by the model's own layers, whose points are written as underscores."""
+    if foreign := [name for name in pairs if not _QWEN_LAYER.fullmatch(name)]:
+        raise ValueError(
+            f"The adapter covers {shortened(foreign)}, which a Qwen-Image transformer does not have, so it is of "
+            "another editor. Choose the editor that it was trained on with backbone=NAME."
+        )
+    return {name.replace(".", "_"): pair for name, pair in pairs.items()}
 
 
 def _side_by_side(parts: Mapping[int, _Pair], widths: tuple[int, ...]) -> _Pair:

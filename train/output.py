@@ -1,5 +1,7 @@
 """Where a verb writes: checked before work is spent, and published whole."""
 
+import glob
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -7,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from physedit.train.config import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def check_can_be_made(out: Path) -> None:
@@ -43,6 +47,8 @@ def published(out: Path) -> Iterator[Path]:
     out = out.resolve()
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
+        logger.warning("%s is what a killed process left, or is being written by another. Remove it if none is.", left)
     try:
         yield partial
         if out.is_dir() and any(out.iterdir()):

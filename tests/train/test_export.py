@@ -171,6 +171,7 @@ REFUSED = {
     "setting without effect": (["adapter", "--format", "diffusers", TINY], "has no effect"),
     "damaged": (["damaged.safetensors", "--format", "diffusers"], r"damaged\.safetensors .* cannot be read"),
     "DoRA in Kohya's form": (["dora", "--format", "kohya", TINY], "DoRA"),
+    "another family": (["adapter", "--format", "kohya", "backbone=toy_qwen_image_edit"], "it is of another editor"),
     "layers without a name": (["all", "--format", "kohya", TINY], r"context_embedder"),
 }
 
@@ -200,3 +201,11 @@ def test_a_failed_write_leaves_nothing(adapter: Path, tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match="No space"):
         run(adapter, "--out", tmp_path / "out", "--format", "merged", "--transformer-only", TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_what_a_killed_process_left_is_named(adapter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left = tmp_path / ".x[1].7.partial"
+    left.mkdir()
+    run(adapter, "--out", tmp_path / "x[1]", "--format", "diffusers")
+    assert f"{left} is what a killed process left" in caplog.text
+    assert left.is_dir()
