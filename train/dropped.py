@@ -18,7 +18,7 @@ _NUM_NAMED = 5
 
 
 class TooManyDropped(DatasetRowError):
-    """More rows than ``max_dropped_share`` allows cannot be used."""
+    """More rows than ``max_dropped_share`` allows cannot be used, or none can."""
 
 
 class DroppedRows:
@@ -66,13 +66,19 @@ class DroppedRows:
         Every rank calls it with the rows of all ranks.
 
         Raises:
-            TooManyDropped: more rows than allowed are dropped; the message names the first.
+            TooManyDropped: more rows than allowed are dropped, or all; the message names the first.
         """
         for step, row in sorted(found, key=lambda each: (each[0], each[1].index)):
             if row.name.sample_id not in self._known:
                 self._known.add(row.name.sample_id)
                 self._names.append(row.name.sample_id)
                 self._record(step, row)
+        if self._num_rows and len(self._known) >= self._num_rows:
+            raise TooManyDropped(
+                f"All {self._num_rows} rows are dropped, so there is nothing to learn from: "
+                f"{', '.join(self._names[:_NUM_NAMED])}{', ...' if len(self._names) > _NUM_NAMED else ''}. "
+                "dropped.jsonl in the run folder says why. Mend these rows."
+            )
         if len(self._known) > self._max_share * self._num_rows:
             raise TooManyDropped(
                 f"{len(self._known)} of {self._num_rows} rows cannot be used, more than "

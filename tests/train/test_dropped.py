@@ -82,3 +82,11 @@ def test_the_first_ten_are_warned_of_and_the_file_has_all(
     assert caplog.messages[0] == "Row a:0 is dropped: cut off"
     assert "Further dropped rows" in caplog.messages[-1]
     assert len(lines_of(tmp_path / "dropped.jsonl")) == 30
+
+
+def test_a_run_without_any_row_stops_whatever_share_is_allowed(tmp_path: Path, accelerator: Accelerator) -> None:
+    dropped = DroppedRows(3, 1.0)
+    dropped.start(tmp_path / "dropped.jsonl", 0, accelerator)
+    dropped.add([(1, row(0)), (1, row(2))])
+    with pytest.raises(TooManyDropped, match=r"All 3 rows are dropped.*a:0, a:2, a:1"):
+        dropped.add([(2, row(1))])
