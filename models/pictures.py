@@ -46,7 +46,7 @@ def batch_sizes(
         max_sources: how many pictures an item may give.
 
     Raises:
-        PictureSizeError: the items' sizes differ, or an item gives too many pictures.
+        PictureSizeError: the items' sizes differ, or an item gives too many pictures or one that is too narrow.
     """
     most = max(len(pictures) for pictures in given)
     if most > max_sources:
@@ -55,7 +55,7 @@ def batch_sizes(
             f"{name} gives {most} pictures to edit from, but this editor takes {max_sources}. Drop the references, or "
             "use backbone=qwen_image_edit_plus, which takes three."
         )
-    found = [_sizes_of_item(pictures, sizes_of) for pictures in given]
+    found = [_sizes_of_item(pictures, name, sizes_of) for pictures, name in zip(given, names, strict=True)]
     for name, other in zip(names, found, strict=True):
         if other != found[0]:
             raise PictureSizeError(
@@ -98,8 +98,11 @@ def as_bytes(edited: Tensor) -> Tensor:
     return (pixels * 255).round().to("cpu", torch.uint8)
 
 
-def _sizes_of_item(pictures: Sequence[Tensor], sizes_of: SizeRule) -> BatchSizes:
-    found = [sizes_of(*picture.shape[-2:]) for picture in pictures]
+def _sizes_of_item(pictures: Sequence[Tensor], name: str, sizes_of: SizeRule) -> BatchSizes:
+    try:
+        found = [sizes_of(*picture.shape[-2:]) for picture in pictures]
+    except PictureSizeError as error:
+        raise PictureSizeError(f"{name}: {error}") from error
     return BatchSizes(tuple(sizes.source for sizes in found), found[0].output)
 
 

@@ -1,6 +1,7 @@
 """What the Qwen-Image-Edit backbone makes of pictures and instructions before anything is denoised."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -313,3 +314,9 @@ def edit(backbone: QwenImageEdit, given: Sequence[Sequence[Tensor]], num_steps: 
     return backbone.edit(
         backbone.denoiser, given, [PROMPT], num_steps=num_steps, guidance=4.0, generators=[torch.Generator()]
     )
+
+
+def test_a_reference_of_a_size_that_the_editor_does_not_take_is_named_by_its_sample() -> None:
+    batch = replace(batch_of(pictures(1)), references=((torch.zeros(3, 2000, 3, dtype=torch.uint8),),))
+    with pytest.raises(PictureSizeError, match=rf"^{re.escape(batch.sample_ids[0])}: A picture of 3x2000"):
+        build(PLUS).encode(batch)
