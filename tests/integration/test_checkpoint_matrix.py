@@ -141,3 +141,13 @@ def test_a_checkpoint_is_the_adapter_and_its_moments_and_nothing_else(matrix: Pa
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert size <= 4.1 * adapter_bytes + 1_000_000  # the run keeps an average, which is one adapter more than 3.1
     assert all(value.numel() > 0 and value.norm() > 0 for value in saved.values())  # C03, C17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", FULL)
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_stops_all_ranks_before_the_update(matrix: Path, mode: str, kind: str) -> None:
+    found = json.loads((matrix / f"{mode}.spoilt.json").read_text())
+    assert f"of step {END + 1} is" in found[kind]
+    assert ("none by itself" in found[kind]) == (kind == "gradient")
+    assert found[f"{kind} unchanged"]

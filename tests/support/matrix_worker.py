@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from physedit.data_loaders.loader import Share
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import weights_digest
 from physedit.models.backbone import Backbone
-from physedit.train import sft
+from physedit.train import loop, sft
 from physedit.train.assemble import add_lora, build_checked, start_processes
 from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
 from physedit.train.compose import compose_config
-from physedit.train.loop import Trainer, fit
+from physedit.train.loop import NonFiniteLoss, Trainer, fit
+from physedit.train.objective import LossTerms
 from physedit.train.order import build_plan
 from physedit.train.processes import Processes
 from physedit.train.rules import batches_per_step
@@ -94,7 +96,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
 def config_of(root: Path, world: Path, dtype: str) -> DictConfig:
     more = (
         "log_every=1", "micro_batch=1", "ema_decay=0.9", "max_grad_norm=0.02", "optimizer.weight_decay=0.01",
-        f"num_steps={END}", f"backbone.dtype={dtype}",
+        f"num_steps={END + 1}", f"backbone.dtype={dtype}",
     )  # fmt: skip
     return compose_config(smoke_overrides(world, root / "runs", "matrix", more))
 
@@ -169,6 +171,31 @@ def resume(trainer: Trainer, store: CheckpointStore, root: Path, mode: str, sour
         record(root, mode, source, trainer, resumed, restored=restored)
 
 
+def spoil(trainer: Trainer, start: Progress) -> dict[str, Any]:
+    """Tries one more step with a loss that is no number on the last rank, and one whose gradient alone is none."""
+    found: dict[str, Any] = {}
+    forward = loop.forward
+    is_last_rank = trainer.accelerator.is_last_process
+    before = {name: value.clone() for name, value in trainer.engine.adapter().items()}
+    for kind, factor in (("loss", float("nan") if is_last_rank else 1.0), ("gradient", 1e30)):
+        loop.forward = partial(_scaled, forward, factor)
+        try:
+            go_on(trainer, start, start.step + 1)
+            found[kind] = "an update was made"
+        except NonFiniteLoss as error:
+            found[kind] = str(error)
+        finally:
+            loop.forward = forward
+            trainer.engine.denoiser.zero_grad()
+        found[f"{kind} unchanged"] = same(before, trainer.engine.adapter())
+    return found
+
+
+def _scaled(forward: Any, factor: float, trainer: Trainer, positioned: Any) -> LossTerms:
+    terms: LossTerms = forward(trainer, positioned)
+    return LossTerms(terms.loss * factor, terms.per_sample * factor, terms.sigma)
+
+
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -210,6 +237,11 @@ def main(root: Path, world: Path) -> None:
         for source, (_, dtype) in MODES.items():
             if dtype == own[mode]:
                 resume(trainer, store, root, mode, source, is_main=accelerator.is_main_process)
+    for mode, (trainer, _) in built.items():
+        begun = Progress(step=END, position=END * trainer.global_batch)
+        found = spoil(trainer, begun)
+        if accelerator.is_main_process:
+            write_json(root / f"{mode}.spoilt.json", found)
     team.processes.close()
     accelerator.end_training()
 

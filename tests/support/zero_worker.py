@@ -2,16 +2,14 @@
 
     accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tests/support/zero_worker.py MODE FOLDER
 
-It trains as the trainer does, with the project's backbones, objective and random numbers, and saves each adapter
+It trains with the trainer's engines, the project's backbones, objective and random numbers, and saves each adapter
 through its backbone. ``environment_of`` says what a launch of each mode needs around it.
 """
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,13 @@ from physedit.data_loaders.loader import Share
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.backbone import Backbone
 from physedit.models.flux_kontext import FluxKontext
-from physedit.models.lora import LoraSettings, adapter_state, add_adapter
+from physedit.models.lora import LoraSettings, add_adapter
 from physedit.models.qwen_image_edit import QwenImageEdit
+from physedit.train.engine import Arithmetic, Engine, PlainEngine
 from physedit.train.objective import FlowMatching
 from physedit.train.rng import draw
+from physedit.train.state import trainable
+from physedit.train.zero import ZeroEngine, forget_transformers_config, prepare_environment
 
 ZERO_STAGES = {"zero2": 2, "zero3": 3}
 NUM_STEPS = 4
@@ -82,12 +83,11 @@ def train_all(mode: str, folder: Path) -> Record:
     for name, build in EDITORS.items():
         backbone = build()
         add_adapter(backbone.denoiser, SETTINGS, targets=backbone.lora_presets["attention_mlp"], seed=SEED)
-        trained, losses[name], norms[name] = train(accelerator, backbone)
-        engines[name] = describe(trained)
-        state = gathered(backbone, mode)
+        engine, losses[name], norms[name] = train(accelerator, backbone, mode)
+        engines[name] = describe(engine.denoiser)
+        state = engine.adapter()
         if accelerator.is_main_process:
             backbone.save_adapter(state, str(folder / name), SETTINGS.format)
-        accelerator.free_memory()  # else the next editor's losses go backward through this one's engine
     record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms)
     if accelerator.is_main_process:
         (folder / RECORD).write_text(json.dumps(vars(record)))
@@ -99,59 +99,47 @@ def start(mode: str) -> Accelerator:
     """Joins the processes over gloo, with DeepSpeed's engine where ``mode`` is a stage of ZeRO."""
     if mode not in ZERO_STAGES:
         return Accelerator(cpu=True, mixed_precision="no")
-    import deepspeed
-    from transformers.integrations import unset_hf_deepspeed_config
-
-    # Communication within one machine, which DeepSpeed would compile for two minutes; gloo does the same.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    prepare_environment(on_cpu=True)
     plugin = DeepSpeedPlugin(hf_ds_config=config_of(ZERO_STAGES[mode]), zero3_init_flag=False)
     accelerator = Accelerator(
         mixed_precision="no",
         deepspeed_plugin=plugin,
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
     )
-    # Else every model that transformers builds from here on is partitioned at once.
-    unset_hf_deepspeed_config()
+    forget_transformers_config()
     return accelerator
 
 
 def config_of(stage: int) -> dict[str, Any]:
-    """Returns DeepSpeed's config; every number is written out, since ``auto`` may silently become another."""
+    """Returns DeepSpeed's config, to which the engine adds the run's numbers."""
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3:
         # Else matrices as small as an adapter's stay whole on every rank, and nothing is partitioned here.
         zero |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": False}
-    return {
-        "train_micro_batch_size_per_gpu": GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", "1")),
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": MAX_GRAD_NORM,
-        "zero_optimization": zero,
-        "bf16": {"enabled": False},
-        "fp16": {"enabled": False},
-    }
+    return {"zero_optimization": zero}
 
 
-def train(accelerator: Accelerator, backbone: Backbone) -> tuple[nn.Module, list[float], list[float]]:
-    """Returns the wrapped denoiser after the run, each step's loss and its gradient norm."""
-    parameters = [p for p in backbone.denoiser.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
-    denoiser, optimizer = accelerator.prepare(backbone.denoiser.train(), optimizer)
+def train(accelerator: Accelerator, backbone: Backbone, mode: str) -> tuple[Engine, list[float], list[float]]:
+    """Returns the trainer's engine after the run, each step's loss and its gradient norm."""
+    optimizer = torch.optim.AdamW(trainable(backbone.denoiser).values(), lr=1e-3, weight_decay=0.01)
     world = accelerator.num_processes
     share = Share(GLOBAL_BATCH // world, 1, accelerator.process_index, world)
+    arithmetic = Arithmetic(share.micro_batch, share.accumulation, share.global_batch, MAX_GRAD_NORM)
+    kind = ZeroEngine if mode in ZERO_STAGES else PlainEngine
+    engine: Engine = kind(accelerator, backbone.denoiser.train(), optimizer, arithmetic)
     losses, norms = [], []
     for positions in share.positions(0, NUM_STEPS * GLOBAL_BATCH):
         conditioning = backbone.encode(batch_of(positions))
-        terms = FlowMatching().loss(
-            lambda noisy, sigma: backbone.velocity(denoiser, noisy, sigma, conditioning),  # noqa: B023 - used at once
-            conditioning,
-            draw(SEED, positions, conditioning.target),
-        )
-        accelerator.backward(terms.loss)  # with DeepSpeed, this clips and steps too
-        norms.append(float(accelerator.clip_grad_norm_(parameters, MAX_GRAD_NORM)))
-        optimizer.step()
-        optimizer.zero_grad()
+        with engine.accumulating(is_last=True):
+            terms = FlowMatching().loss(
+                lambda noisy, sigma: backbone.velocity(engine.denoiser, noisy, sigma, conditioning),  # noqa: B023
+                conditioning,
+                draw(SEED, positions, conditioning.target),
+            )
+            engine.backward(terms.loss)
+        norms.append(float(engine.step()))
         losses.append(float(accelerator.reduce(terms.loss.detach(), reduction="mean")))
-    return denoiser, losses, norms
+    return engine, losses, norms
 
 
 def describe(denoiser: nn.Module) -> dict[str, Any]:
@@ -166,19 +154,6 @@ def describe(denoiser: nn.Module) -> dict[str, Any]:
         found["accumulation"] = engine.gradient_accumulation_steps()
         found["train_batch"] = engine.train_batch_size()
     return found
-
-
-def gathered(backbone: Backbone, mode: str) -> dict[str, Tensor]:
-    """Returns the whole adapter on every rank; under ZeRO-3 a parameter has no elements unless it is gathered."""
-    parameters = [p for p in backbone.denoiser.parameters() if p.requires_grad]
-    if mode == "zero3":
-        import deepspeed
-
-        whole = deepspeed.zero.GatheredParameters(parameters)
-    else:
-        whole = nullcontext()
-    with whole:
-        return {name: value.clone() for name, value in adapter_state(backbone.denoiser).items()}
 
 
 def batch_of(positions: tuple[int, ...]) -> EditBatch:
