@@ -340,13 +340,16 @@ class QwenImageEdit:
         """
         return read_adapter_format(Path(folder))
 
-    def _states(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
-        """Returns the text states of stored pictures, which the text encoder sees at its own size."""
+    def _seen(self, given: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """Returns the stored pictures of each item at the size that the text encoder sees them."""
 
         def seen(picture: Tensor) -> Tensor:
             return resized(picture, *qwen_size(*picture.shape[-2:], area_px=self._vision_area_px))
 
-        states = self._text.states_of([[seen(picture) for picture in pictures] for pictures in given], instructions)
+        return [[seen(picture) for picture in pictures] for pictures in given]
+
+    def _states(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
+        states = self._text.states_of(self._seen(given), instructions)
         sides = [max(self.sizes_of(*picture.shape[-2:]).source) for pictures in given for picture in pictures]
         check_room(states, instructions, longest_side=max(sides) // (2 * int(self._pipeline.vae_scale_factor)))
         return states
