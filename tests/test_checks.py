@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "checks.md"
 PIPELINE_CLAIMS = {str(number) for number in range(1, 27)}
 FAULT_CLAIMS = {f"B{number:02d}" for number in (1, 3, 5, 6, 8, 10, 11, 12, 13, 15, 16, 18, 20, 21, 23, 24)}
-NUM_OPEN = 2
+NUM_OPEN = 1
 """Claims of which a part is not held; lower it when one is."""
 _ROW = re.compile(r"^\| (?P<claim>\d+|B\d+) \| (?P<what>[^|]+) \| (?P<rest>[^|]+) \|$", re.MULTILINE)
 _TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)`")
