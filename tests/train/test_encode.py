@@ -545,7 +545,7 @@ ENCODING_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     QwenImageEdit.encode_pictures, QwenImageEdit.encode_text, QwenImageEdit._encode_picture, QwenImageEdit._seen,
     qwen_text.QwenTextStates._encode,
 )  # fmt: skip
-ENCODING_SOURCE = (1, "1b91dc3d1f2be759")
+ENCODING_SOURCE = (1, "b951f1b6df5e2b8c")
 """``ENCODING_VERSION`` and the hash of the functions above at that version."""
 
 
