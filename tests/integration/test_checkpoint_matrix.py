@@ -86,6 +86,7 @@ def tensors(matrix: Path, mode: str, source: str) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", FULL)
 def test_the_engine_that_was_asked_for_really_ran_with_the_runs_own_numbers(matrix: Path, mode: str) -> None:
+    """C08."""
     engine = record(matrix, mode, "uninterrupted")["engine"]
     kind = ("distributed_type", "num_processes", "wrapper", "optimizer", "zero_stage")
     assert (*(engine[key] for key in kind), tuple(engine["offload"])) == ENGINES[mode]
@@ -127,6 +128,7 @@ def test_another_engine_goes_on_with_the_same_losses(matrix: Path, mode: str, so
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "source"), list(product(ROUNDED, ROUNDED)))
 def test_a_bfloat16_base_goes_on_with_nearly_the_same_losses(matrix: Path, mode: str, source: str) -> None:
+    """D06: what trains stays float32."""
     one, two = record(matrix, "single_bf16", "uninterrupted"), record(matrix, mode, source)
     assert two["losses"] == pytest.approx(one["losses"], rel=ACROSS_ENGINES_ROUNDED)
     assert all(value.dtype == torch.float32 for value in tensors(matrix, mode, source).values())
@@ -135,6 +137,7 @@ def test_a_bfloat16_base_goes_on_with_nearly_the_same_losses(matrix: Path, mode:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [*FULL, *ROUNDED])
 def test_a_checkpoint_is_the_adapter_and_its_moments_and_nothing_else(matrix: Path, mode: str) -> None:
+    """D12."""
     folder = matrix / "saved" / mode / step_name(SAVED)
     saved = tensors(matrix, mode, "uninterrupted")
     adapter_bytes = sum(4 * value.numel() for name, value in saved.items() if name.startswith("adapter/"))

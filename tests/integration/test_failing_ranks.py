@@ -1,4 +1,4 @@
-"""Two processes of which one is late, fails or dies: the run goes on, or all of it ends soon and says why."""
+"""Two processes of which one is late, fails or dies: the run goes on, or all of it ends soon (C06, D09)."""
 
 import json
 import os

@@ -44,6 +44,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(editor, value):
 
 
 def test_deepspeeds_config_has_the_runs_numbers_whatever_it_said():
+    """C08 and C13."""
     given = {
         "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
         "gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": 9.0,
