@@ -22,7 +22,8 @@ from physedit.train.optim import Schedule
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
      "eval_steps", "output_root", "best_metric", "max_dropped_share", "encode", "launch",
-     "best_psnr_floor_db", "eval_failures", "collective_timeout_s"}
+     "best_psnr_floor_db", "eval_failures", "collective_timeout_s", "backbone.encoders",
+     "backbone.gradient_checkpointing"}
 )  # fmt: skip
 """Settings a resumed run may change: they decide where and how long it runs, not what a finished step computed."""
 
@@ -150,7 +151,7 @@ def _check_same_run(folder: Path, saved: DictConfig | ListConfig, config: DictCo
     changed = [
         f"{key} was {before.get(key)}, is {now.get(key)}"
         for key in sorted(before.keys() | now.keys())
-        if key.split(".")[0] not in FREE_TO_CHANGE and before.get(key) != now.get(key)
+        if not FREE_TO_CHANGE.intersection((key, key.split(".")[0])) and before.get(key) != now.get(key)
     ]
     finished, asked = int(str(before["num_steps"])), int(str(now["num_steps"]))
     if asked < finished:
