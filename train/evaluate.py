@@ -15,6 +15,7 @@ from physedit.models.lora import adapter_state, preset_targets, without_adapter
 from physedit.models.lora_targets import matching_layers, shortened
 from physedit.train.assemble import build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.config import ConfigError
+from physedit.train.processes import Processes
 from physedit.train.run_folder import base_cache_of
 from physedit.train.saved_adapter import SavedAdapter, attach, check_saved, find_adapter, read_saved
 from physedit.train.summary import best_rule, summarize
@@ -43,6 +44,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     adapter = find_adapter(checkpoint)
     check_saved(adapter)
     accelerator = start_processes(config)
+    processes = Processes(accelerator.num_processes, accelerator.process_index)
     write_scenes(config)
     hooks = build_hooks(config)
     for hook in hooks:
@@ -60,7 +62,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
         base_cache=base_cache_of(config),
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
-        barrier=accelerator.wait_for_everyone,
+        barrier=processes.wait,
         device=accelerator.device,
         adapter_id=weights_digest(adapter_state(backbone.denoiser)),
     )
@@ -68,6 +70,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     if accelerator.is_main_process:
         write_json(out / "summary.json", summarize(str(config.run_name), reports, best_rule(config)))
         write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
+    processes.close()
     return reports
 
 
