@@ -285,7 +285,7 @@ def _connect(settings: VisionSettings) -> openai.OpenAI:
         import openai
     except ImportError as error:
         raise VisionRequestError(
-            "Asking a vision model needs the package openai. Install it with: pip install 'physedit[vision]'"
+            "Asking a vision model needs the package openai. Install it with: pip install -e '.[vision]'"
         ) from error
     name = settings.api_key_env or (_OPENAI_KEY if settings.base_url is None else None)
     key = _NO_KEY if name is None else os.environ.get(name, "").strip()

@@ -49,7 +49,7 @@ def check_quantization(quantization: str | None, weights: str) -> None:
     if find_spec(package) is None:
         raise ValueError(
             f"backbone.quantization={quantization} needs {package}, which is not installed. Install it with "
-            f"`pip install 'physedit[quantized]'`, or use backbone.quantization=null."
+            f"`pip install -e '.[quantized]'`, or use backbone.quantization=null."
         )
 
 

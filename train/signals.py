@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 SAVE_FILE = "SAVE"
-"""Touched in the run folder, it has the run save and go on; the run removes it once it is done."""
+"""Touched in the run folder, it has the run save and go on; the run removes it as it sees it, before it saves."""
 STOP_FILE = "STOP"
 """Touched in the run folder, it has the run save and stop, as SIGTERM does."""
 _SECONDS_BETWEEN_LOOKS = 1.0

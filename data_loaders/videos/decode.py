@@ -112,7 +112,7 @@ def _import_av() -> ModuleType:
     try:
         import av
     except ImportError as error:
-        raise MissingExtra("Reading videos needs PyAV. Install it with: pip install 'physedit[video]'") from error
+        raise MissingExtra("Reading videos needs PyAV. Install it with: pip install -e '.[video]'") from error
     return av
 
 
