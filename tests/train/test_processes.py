@@ -18,6 +18,12 @@ from physedit.train.signals import Stopped
 TIMEOUT_S = 2.0
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets spawned ranks, which get this process's path, find this module also where the working folder is not on it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
 def join(rank: int, port_file: Path) -> Processes:
     module.BEAT_S, module.LOST_AFTER_S, module.GRACE_S = 0.2, 2.0, 1.0
     torch.set_num_threads(1)
