@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets spawned ranks, which get this process's path, find this module also where the working folder is not on it."""
+    """Lets spawned ranks, which get this process's path, find this module: the working folder need not be on it."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
