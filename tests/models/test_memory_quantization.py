@@ -23,7 +23,7 @@ from tests.support.memory_editors import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from physedit.models import quantization
+from physedit.models import flux_pipeline, quantization, qwen_pipeline
 from physedit.models.lora import LoraSettings, add_adapter, without_adapter
 from physedit.models.quantization import PACKAGES, check_compiling, check_quantization, check_sharding, num_quantized
 from physedit.train.assemble import check_backbone
@@ -157,11 +157,13 @@ def test_without_a_gpu_it_is_refused_before_weights_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wide(name, tmp_path, monkeypatch)
-    for file in tmp_path.rglob("*.safetensors"):
-        file.write_bytes(b"damaged")
+    for module in (flux_pipeline, qwen_pipeline):
+        monkeypatch.setattr(module, "read_pipeline", lambda *_: pytest.fail("weights were read"))
     for kind in PACKAGES:
         with pytest.raises(ValueError, match=r"backbone\.quantization needs a CUDA device, and torch sees none"):
             EDITORS[name](weights=str(tmp_path), quantization=kind)
+    with pytest.raises(pytest.fail.Exception, match="weights were read"):
+        EDITORS[name](weights=str(tmp_path), quantization=None)
 
 
 def test_what_cannot_be_quantised_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
