@@ -35,7 +35,9 @@ def test_whole_folder_is_accepted_until_a_part_is_gone(folder: Path) -> None:
 @pytest.mark.parametrize("weights", ["toy", "random_tiny"])
 def test_shipped_weights_are_accepted_and_load(weights: str) -> None:
     FluxKontext.check_weights(weights)
-    FluxKontext(weights=weights, dtype="float32", max_text_tokens=24)
+    editor = FluxKontext(weights=weights, dtype="float32", max_text_tokens=24, area_px=4096)
+    assert editor.sizes_of(64, 64).output == (64, 64)
+    assert type(editor.denoiser).__name__ == "FluxTransformer2DModel"
 
 
 @pytest.mark.parametrize(
