@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from physedit.data_loaders.sample import Box
+
+if TYPE_CHECKING:
+    from physedit.eval_hooks.judges.protocols import JudgeProtocol
 
 
 class VerdictKind(StrEnum):
@@ -26,19 +29,24 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One answer: what it means, the judge's own words, and its reason."""
+    """One answer: what it means, the judge's own words, and its reason.
+
+    ``answer`` is what the protocol compares with the reference, the published evaluator's ``model_answer``: ``Yes``,
+    ``No``, or any other text such as ``Not sure, ``; empty where ``kind`` says it all.
+    """
 
     kind: VerdictKind
     raw: str
     explanation: str
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeQuestion:
-    """A yes/no question and the region it asks about, in a frame whose long side is 1024."""
+    """A yes/no question and the region it asks about, in a frame whose long side is 1024; None is the whole picture."""
 
     text: str
-    box: Box
+    box: Box | None
 
 
 class Judge(Protocol):
@@ -52,6 +60,11 @@ class Judge(Protocol):
     @property
     def note(self) -> str:
         """One sentence for every report about what this judge is."""
+        ...
+
+    @property
+    def protocol(self) -> JudgeProtocol:
+        """How it is asked and understood."""
         ...
 
     def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:

@@ -16,6 +16,7 @@ from physedit.data_loaders.scenes.questions import FRAME, read_question
 from physedit.eval_hooks.judges import forms, measures, rules
 from physedit.eval_hooks.judges.judge import JudgeQuestion, Verdict, VerdictKind
 from physedit.eval_hooks.judges.measures import Crop
+from physedit.eval_hooks.judges.protocols import StrictProtocol
 
 _LEAST_SIDE = 3
 """Smallest side of a box in pixels that a rule can measure."""
@@ -36,6 +37,11 @@ class PixelRuleJudge:
             "Answers come from the embedded world's pixel rules, which look only inside each question's box; "
             "this is not PICAEval and its figures cannot be compared with PICABench's."
         )
+
+    @property
+    def protocol(self) -> StrictProtocol:
+        """The strict rules; it never sees a JPEG."""
+        return StrictProtocol()
 
     def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
         """The verdict of the question's rule on the pixels inside its box.
@@ -64,8 +70,9 @@ def _refusal(reason: str) -> Verdict:
     return Verdict(VerdictKind.REFUSED, "", f"refused: {reason}")
 
 
-def _crop(image: Tensor, box: Box) -> Crop:
-    """The pixels inside a box of the 1024-pixel frame, ``[h, w, 3]`` float32 in 0..1."""
+def _crop(image: Tensor, box: Box | None) -> Crop:
+    """The pixels inside a box of the 1024-pixel frame, or all, ``[h, w, 3]`` float32 in 0..1."""
+    box = box or Box(0, 0, FRAME, FRAME)
     scale = SIZE / FRAME
     left, top = round(max(0.0, box.x * scale)), round(max(0.0, box.y * scale))
     right, bottom = round((box.x + box.width) * scale), round((box.y + box.height) * scale)
