@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from physedit.data_loaders.geometry import resized
-from physedit.data_loaders.sample import EditBatch
+from physedit.data_loaders.sample import Box, EditBatch
 from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.judges.judge import JudgeQuestion, Verdict, VerdictKind
+from physedit.eval_hooks.judges.protocols import JudgeProtocol, StrictProtocol
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Conditioning
 from physedit.models.sizes import PictureSizes
@@ -130,6 +131,7 @@ class RedJudge:
     note: str = "A stand-in that compares colours."
     replies: list[VerdictKind] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    protocol: JudgeProtocol = field(default_factory=StrictProtocol)
 
     def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
         self.asked.append(question.text)
@@ -138,7 +140,7 @@ class RedJudge:
             if kind not in (VerdictKind.YES, VerdictKind.NO):
                 return Verdict(kind=kind, raw="well, hard to say", explanation="")
         scale = max(image.shape[-2:]) / 1024
-        box = question.box
+        box = question.box or Box(0, 0, 1024, 1024)
         rows = slice(round(box.y * scale), round((box.y + box.height) * scale))
         columns = slice(round(box.x * scale), round((box.x + box.width) * scale))
         red, _, blue = image[:, rows, columns].float().mean(dim=(1, 2)).tolist()
