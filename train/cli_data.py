@@ -12,7 +12,7 @@ import typer
 from physedit.train.config import ConfigError
 
 if TYPE_CHECKING:
-    from physedit.data_loaders.vision_client import VisionSettings
+    from physedit.data_loaders.vision_settings import VisionSettings
 
 data_app = typer.Typer(help="Check data sets, and make some of your own.", no_args_is_help=True)
 
@@ -90,7 +90,7 @@ def from_videos(
     from physedit.data_loaders.videos.choose import ChoiceSettings
     from physedit.data_loaders.videos.examine import PairKind, PictureFormat, PictureSettings
     from physedit.data_loaders.videos.request import BuildRequest
-    from physedit.data_loaders.vision_client import VisionUnavailable
+    from physedit.data_loaders.vision_settings import VisionUnavailable
     from physedit.train.cli import fail
 
     motion_only = {"--pairs-per-clip": pairs_per_clip, "--min-gap": min_gap, "--max-gap": max_gap}
@@ -126,7 +126,7 @@ def from_videos(
 def _vision(
     model: str | None, base_url: str | None, api_key_env: str | None, parallel: int | None
 ) -> VisionSettings | None:
-    from physedit.data_loaders.vision_client import VisionSettings
+    from physedit.data_loaders.vision_settings import VisionSettings
 
     if model is None:
         _refuse_idle("no --model", {"--base-url": base_url, "--api-key-env": api_key_env, "--parallel": parallel})

@@ -16,7 +16,8 @@ from PIL import Image
 from physedit.data_loaders.json_reply import last_json_object
 from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.videos.reasons import Reason
-from physedit.data_loaders.vision_client import Picture, VisionClient, VisionMessage, VisionReply
+from physedit.data_loaders.vision_client import VisionClient
+from physedit.data_loaders.vision_wire import Picture, VisionMessage, VisionReply
 
 TOKEN_LIMITS = {PromptLevel.SUPERFICIAL: 20, PromptLevel.INTERMEDIATE: 128, PromptLevel.EXPLICIT: 256}
 """An instruction has fewer tokens than this, counted as ``num_tokens`` does. Source: arXiv 2510.17681, PICA-100K."""

@@ -11,7 +11,7 @@ from physedit.data_loaders.videos.examine import PairKind, PictureSettings
 from physedit.data_loaders.videos.instructions import PROMPT_VERSION
 from physedit.data_loaders.videos.journal import BuildError, key_of
 from physedit.data_loaders.videos.sources import Sources
-from physedit.data_loaders.vision_client import VisionSettings
+from physedit.data_loaders.vision_settings import VisionSettings
 
 REPORT = "report.json"
 WORK = ".work"

@@ -11,15 +11,10 @@ import pytest
 from tests.support.vision_server import GOOD, Answer, VisionServer, vision_server
 
 from physedit.data_loaders.json_reply import last_json_object
-from physedit.data_loaders.vision_client import (
-    Picture,
-    VisionClient,
-    VisionMessage,
-    VisionRequestError,
-    VisionSettings,
-    VisionUnavailable,
-    wait_hint_s,
-)
+from physedit.data_loaders.vision_client import VisionClient
+from physedit.data_loaders.vision_retry import wait_hint_s
+from physedit.data_loaders.vision_settings import VisionRequestError, VisionSettings, VisionUnavailable
+from physedit.data_loaders.vision_wire import Picture, VisionMessage
 
 QUESTION = [VisionMessage("user", "What is it?", (Picture(b"\xff\xd8", "image/jpeg"), Picture(b"x", "image/png")))]
 BUSY = {"message": "slow down", "code": "rate_limit_exceeded"}

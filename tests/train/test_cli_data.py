@@ -10,7 +10,7 @@ from tests.support.vision_server import Answer, vision_server
 from typer.testing import CliRunner
 
 from physedit.data_loaders.videos.journal import BuildError
-from physedit.data_loaders.vision_client import VisionSettings
+from physedit.data_loaders.vision_settings import VisionSettings
 from physedit.train import cli_data
 from physedit.train.cli import guarded
 from physedit.train.cli_data import data_app

@@ -26,7 +26,7 @@ from physedit.data_loaders.videos.build import build
 from physedit.data_loaders.videos.examine import PairKind, PictureFormat, PictureSettings
 from physedit.data_loaders.videos.journal import BuildError, only_builder
 from physedit.data_loaders.videos.request import BuildRequest
-from physedit.data_loaders.vision_client import VisionRequestError, VisionSettings, VisionUnavailable
+from physedit.data_loaders.vision_settings import VisionRequestError, VisionSettings, VisionUnavailable
 
 SMALL = PictureSettings(min_side_px=200)
 

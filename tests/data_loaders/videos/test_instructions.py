@@ -15,7 +15,8 @@ from physedit.data_loaders.videos.instructions import (
     write_instruction,
 )
 from physedit.data_loaders.videos.reasons import Reason
-from physedit.data_loaders.vision_client import VisionClient, VisionSettings
+from physedit.data_loaders.vision_client import VisionClient
+from physedit.data_loaders.vision_settings import VisionSettings
 
 FIELDS = json.loads(GOOD)
 FINE = Answer()
