@@ -1,9 +1,12 @@
 """Starts a plan on this machine and waits for it."""
 
+import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -18,35 +21,74 @@ PASSED_ON = {
 }
 """What the command is sent for each signal of this process."""
 
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+
+
+class Passing:
+    """Passes this process' signals to one command after another."""
+
+    def __init__(self) -> None:
+        self.stop: signal.Signals | None = None
+        """The first signal that asked to stop, if one came."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[signal.Signals] = []
+
+    def to(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Names the command that gets the signals from now on, and what came while there was none; None for none."""
+        self._process = process
+        if process is not None:
+            for wanted in self._early:
+                process.send_signal(wanted)
+            self._early.clear()
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Handles a signal."""
+        wanted = PASSED_ON[signal.Signals(number)]
+        if wanted is not signal.SIGUSR1:
+            self.stop = self.stop or wanted
+        if self._process is None:
+            self._early.append(wanted)
+        else:
+            self._process.send_signal(wanted)
+
+
+@contextmanager
+def passing_signals() -> Iterator[Passing]:
+    """Has signals passed on, once each time they come: SIGTERM, SIGINT and SIGUSR1, and SIGUSR2 as SIGTERM.
+
+    The commands need a session of their own, or a terminal's Ctrl-C reaches them a second time.
+    """
+    passing = Passing()
+    before = {number: signal.signal(number, passing.receive) for number in PASSED_ON}
+    try:
+        yield passing
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 def start(plan: LaunchPlan) -> int:
     """Writes the plan's files, runs its command and returns the exit code, 128 + N where signal N ended it.
 
-    SIGTERM, SIGINT and SIGUSR1 of this process are passed to the command, once each time they come, and SIGUSR2 as
-    SIGTERM. The command has a session of its own, so that a terminal's Ctrl-C does not reach its processes a second
-    time.
+    Signals of this process are passed to the command.
     """
     write_files(plan.files)
-    process: subprocess.Popen[bytes] | None = None
-    early: list[signal.Signals] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        wanted = PASSED_ON[signal.Signals(number)]
-        if process is None:
-            early.append(wanted)
-        else:
-            process.send_signal(wanted)
-
-    before = {number: signal.signal(number, forward) for number in PASSED_ON}
-    try:
+    with passing_signals() as passing:
         process = subprocess.Popen(plan.argv, env=os.environ | dict(plan.environment), start_new_session=True)
-        for wanted in early:
-            process.send_signal(wanted)
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+        passing.to(process)
+        return exit_code(process.wait())
+
+
+def exit_code(returncode: int) -> int:
+    """Returns 128 + N where signal N ended a process, as a shell does."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def end_with_parent() -> None:
+    """Lets a parent that is killed take this process with it, as SIGTERM: a run is saved and does not go on unseen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def write_files(files: Mapping[Path, str]) -> None:

@@ -18,8 +18,10 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from physedit.train.cli_data import data_app
+from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config
 from physedit.train.config import ConfigError
+from physedit.train.swept import agent_values, check_swept, exact_overrides
 
 EXIT_BAD_INPUT = 2
 """Exit code for input or configuration that cannot be used; nothing was lost."""
@@ -36,6 +38,7 @@ config_app = typer.Typer(help="Show what a command line composes to.", no_args_i
 app.add_typer(scenes_app, name="scenes")
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
+app.command("sweep")(sweep)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=demo optimizer.lr=1e-4")
@@ -87,10 +90,12 @@ def train(
     multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
 ) -> None:
     """Fine-tunes an adapter, or resumes: physedit train experiment=demo; with launch=NAME on many GPUs."""
-    given = overrides or []
+    swept = agent_values()
+    given = exact_overrides(overrides or [], swept)
     if multirun:
         raise ConfigError(f"--multirun would run one job after another in the same processes, but {SWEEP_ADVICE}")
     config = compose_config(given, config_dir=config_dir)
+    check_swept(config, given, swept)
     from physedit.eval_hooks.judges.judge import JudgeUnavailable
     from physedit.eval_hooks.ranks import FailedElsewhere
     from physedit.train import launching, preflight, sft

@@ -18,8 +18,8 @@ from physedit.train.config import CONF_FOLDER, ConfigError, TrainConfig, one_lin
 from physedit.train.validation import validate
 
 SWEEP_ADVICE = (
-    "a sweep starts one launcher per trial, each with its own run_name: one `physedit train` after another, or "
-    "launch=slurm launch.slurm.trials=FILE with the overrides of one trial a line."
+    "a sweep starts one launcher per trial, each with its own run_name: `physedit sweep FILE --local`, or launch=slurm "
+    "launch.slurm.trials=FILE with the overrides of one trial a line."
 )
 
 

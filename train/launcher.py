@@ -5,7 +5,6 @@
 takes the arguments of ``accelerate launch``.
 """
 
-import ctypes
 import logging
 import signal
 import subprocess
@@ -17,14 +16,12 @@ import psutil
 from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from physedit.launch.local import PASSED_ON
+from physedit.launch.local import PASSED_ON, end_with_parent, exit_code
 
 logger = logging.getLogger(__name__)
 
 FORWARDED = frozenset(PASSED_ON.values())
 ASKED_TO_STOP = frozenset(128 + number for number in FORWARDED)
-PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h."""
 
 
 def main() -> None:
@@ -32,7 +29,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # It reports every rank that ends with a code, asked to stop or not; what matters is said below.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    _end_with_the_parent()
+    end_with_parent()
     for number in FORWARDED:
         signal.signal(number, _forward)
     try:
@@ -45,7 +42,7 @@ def main() -> None:
 
 
 def _leave(rank: int, returncode: int) -> NoReturn:
-    code = returncode if returncode >= 0 else 128 - returncode
+    code = exit_code(returncode)
     if returncode < 0 and code not in ASKED_TO_STOP:
         name = signal.Signals(-returncode).name
         logger.error("Rank %d was ended by %s%s.", rank, name, ", perhaps for want of memory" * (name == "SIGKILL"))
@@ -60,12 +57,6 @@ def _forward(number: int, _frame: FrameType | None) -> None:
             rank.send_signal(number)
         except psutil.NoSuchProcess:
             continue  # it ended by itself
-
-
-def _end_with_the_parent() -> None:
-    """Lets a parent that is killed take the run with it, as SIGTERM: it is saved and does not train on unseen."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

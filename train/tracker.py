@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines, write_text
+from physedit.train.config import ConfigError
+from physedit.train.swept import SWEEP_VARIABLE, check_tracked
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,13 @@ class Wandb:
         self._run: Any = None
 
     def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``."""
+        """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``.
+
+        Under a sweep's agent it is the run that the agent named.
+
+        Raises:
+            ConfigError: a sweep set values in wandb that this run does not use.
+        """
         import wandb
 
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -76,7 +84,7 @@ class Wandb:
         folder.mkdir(exist_ok=True)
         id_file = folder / "run_id"
         if not id_file.exists():
-            write_text(id_file, secrets.token_hex(4))
+            write_text(id_file, _id_of_agent() or secrets.token_hex(4))
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
@@ -89,6 +97,11 @@ class Wandb:
             job_type="train",
             settings=wandb.Settings(console="off", x_disable_stats=self._mode == "offline"),
         )
+        try:
+            check_tracked(dict(self._run.config), config)
+        except ConfigError:
+            self._run.finish(exit_code=1)
+            raise
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -106,6 +119,10 @@ class Wandb:
         """Writes the summary and closes the run."""
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=exit_code)
+
+
+def _id_of_agent() -> str | None:
+    return os.environ.get("WANDB_RUN_ID") if os.environ.get(SWEEP_VARIABLE) else None
 
 
 class MetricsFile:
