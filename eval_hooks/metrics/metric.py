@@ -36,7 +36,8 @@ class Answer:
 class ItemRecord:
     """Everything measured on one edited picture.
 
-    ``psnr_db`` is None where it is not defined; ``has_edit_area`` tells whether it leaves out the edit's region.
+    ``psnr_db``, and ``psnr_512_db`` over pictures squeezed to a square, are None where they are not defined;
+    ``has_edit_area`` tells whether they leave out the edit's region.
     """
 
     index: int
@@ -47,6 +48,7 @@ class ItemRecord:
     answers: tuple[Answer, ...]
     psnr_db: float | None
     has_edit_area: bool
+    psnr_512_db: float | None = None
 
 
 class Tally(NamedTuple):

@@ -86,7 +86,8 @@ def test_the_masked_region_does_not_depend_on_the_output_size(height: int, width
     source = torch.full((3, HEIGHT, WIDTH), 100, dtype=torch.uint8)
     edited = torch.full((3, height, width), 110, dtype=torch.uint8)
     expected = 20 * math.log10(255 / 10)
-    assert psnr_outside(source, edited, [Box(5, 5, 10, 10)]) == pytest.approx(expected, abs=1e-9)
+    # The published evaluator scales in float32, and so does this.
+    assert psnr_outside(source, edited, [Box(5, 5, 10, 10)]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_undefined_items_are_left_out_of_the_mean() -> None:
