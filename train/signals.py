@@ -1,12 +1,17 @@
 """What is asked of a running process from outside: signals, and files in the run folder."""
 
 import enum
+import logging
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+import psutil
+
+logger = logging.getLogger(__name__)
 
 SAVE_FILE = "SAVE"
 """Touched in the run folder, it has the run save and go on; the run removes it as it sees it, before it saves."""
@@ -47,11 +52,14 @@ class RequestFiles:
     """The files by which a run is asked without a signal. Rank 0 has them."""
 
     def __init__(self, folder: Path) -> None:
-        """Removes those of an earlier start: they asked that one."""
+        """Removes those that are older than this process: they asked an earlier start. Newer ones are for this run."""
         self._files = {Request.STOP: folder / STOP_FILE, Request.SAVE: folder / SAVE_FILE}
         self._next_look = 0.0
+        started = psutil.Process().create_time()
         for path in self._files.values():
-            path.unlink(missing_ok=True)
+            if path.exists() and path.stat().st_mtime < started:
+                logger.warning("%s was there before this start and is removed: it asked an earlier one.", path)
+                path.unlink(missing_ok=True)
 
     def asked(self) -> Request:
         """Returns what the files ask, looking once a second at most; a file that was seen is gone."""
