@@ -1,28 +1,43 @@
-"""Questions and edit areas in every form that PICABench's files give them.
+"""Questions and edit areas in every form that PICABench's files give them, read strictly: wrong shapes are named.
+
+What the published scripts make of wrong shapes is in ``official_annotations``.
 
 Source: github.com/Andrew0613/PICABench, PicaEval_gpt.py (questions) and PicaEval_consistency.py (edit areas).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from physedit.data_loaders.sample import Box, DatasetRowError, Origin
 
-_UNKNOWN_AREA = "unknown"
-WHOLE_PICTURE = Box(0.0, 0.0, 1024.0, 1024.0)
-"""The box of a question that has none: the published evaluator then shows the judge the whole picture."""
+UNKNOWN_AREA = "unknown"
+
+
+class Reading(StrEnum):
+    """How annotations are read; the values are the names of the judges' protocols."""
+
+    STRICT = "strict"
+    """Wrong shapes are errors that name the item."""
+    OFFICIAL = "official"
+    """As the published scripts read them, which skip or replace what they cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """A yes-or-no question about the edited picture.
 
-    ``answer`` is ``"Yes"`` or ``"No"``; ``box`` lies in the frame in which the picture's long side is 1024 pixels.
+    Attributes:
+        text: the question.
+        answer: ``"Yes"`` or ``"No"``; read officially, any text.
+        box: in the frame in which the picture's long side is 1024 pixels; None shows the judge the whole picture.
+        fault: why the published script stores an error for it whatever the judge says; None where it does not.
     """
 
     text: str
     answer: str
-    box: Box
+    box: Box | None
+    fault: str | None = None
 
 
 def parse_questions(value: object, origin: Origin) -> tuple[Question, ...]:
@@ -39,7 +54,7 @@ def parse_questions(value: object, origin: Origin) -> tuple[Question, ...]:
         Question(
             text=str(pair["question"]),
             answer=_reference(pair["answer"], origin),
-            box=WHOLE_PICTURE if pair.get("box") is None else _box(pair["box"], origin),
+            box=None if pair.get("box") is None else _box(pair["box"], origin),
         )
         for pair in pairs
     )
@@ -51,11 +66,11 @@ def parse_edit_area(value: object, origin: Origin) -> tuple[Box, ...]:
     Raises:
         DatasetRowError: another text, or a rectangle without its four numbers.
     """
-    if value is None or value == _UNKNOWN_AREA:
+    if value is None or value == UNKNOWN_AREA:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise DatasetRowError(
-            f"{origin}: edit_area is {value!r}; expected a list of rectangles, null or {_UNKNOWN_AREA!r}. "
+            f"{origin}: edit_area is {value!r}; expected a list of rectangles, null or {UNKNOWN_AREA!r}. "
             "Correct the row."
         )
     return tuple(_box(area, origin) for area in value)
@@ -63,7 +78,12 @@ def parse_edit_area(value: object, origin: Origin) -> tuple[Box, ...]:
 
 def question_record(question: Question) -> dict[str, object]:
     """Returns a question as PICABench writes it."""
-    return {"question": question.text, "answer": question.answer, "box": box_record(question.box)}
+    return {"question": question.text, "answer": question.answer, "box": question_box_record(question.box)}
+
+
+def question_box_record(box: Box | None) -> dict[str, float] | None:
+    """Returns a question's rectangle as PICABench writes it; null shows the whole picture there too."""
+    return None if box is None else box_record(box)
 
 
 def box_record(box: Box) -> dict[str, float]:

@@ -5,6 +5,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,23 @@ from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowErro
 from physedit.eval_hooks.files import DamagedFileError, file_digest, read_json, write_json
 from physedit.eval_hooks.picabench.annotations import (
     Question,
+    Reading,
     box_record,
     parse_edit_area,
     parse_questions,
     question_record,
 )
 from physedit.eval_hooks.picabench.benchmark import PROMPT_COLUMNS, BenchmarkItem
+from physedit.eval_hooks.picabench.official_annotations import (
+    OUTPUT_KEYS,
+    official_area,
+    official_label,
+    official_output,
+    official_questions,
+)
 
 INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
 _META_INFO, _MANIFEST = "meta_info.json", "manifest.json"
-# PicaEval_gpt.py takes the first of these that an item has.
-_OUTPUT_KEYS = ("output_path", "output_image_path", "output_img_path")
 
 
 class OutputsMismatch(ValueError):
@@ -31,10 +38,33 @@ class OutputsMismatch(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class OfficialDetails:
+    """What the published scripts make of an item beyond its questions and rectangles; the defaults are a plain item's.
+
+    Attributes:
+        psnr_output: the output that the PSNR script opens, which looks for the path just as it stands.
+        area_fault: why it drops the item from the PSNR; None where it does not.
+        lists_areas: true if ``edit_area`` is a list with entries.
+        num_left_out: pairs without a question or an answer, which are not asked.
+        num_stale: values of an earlier run in pairs that are not asked, which are counted all the same.
+        num_stale_right: those of them that count as right.
+    """
+
+    psnr_output: str
+    area_fault: str | None = None
+    lists_areas: bool = False
+    num_left_out: int = 0
+    num_stale: int = 0
+    num_stale_right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EditedItem:
     """One edited picture and what is asked about it, as ``meta_info.json`` tells it.
 
-    ``edit_area`` is in the input picture's own pixels; paths are relative to the folder.
+    ``index`` is unique in its folder. ``edit_area`` is in the input picture's own pixels, or in the frame that the
+    reader of a folder knows; paths are relative to the folder, or absolute. ``output_path`` is empty for an item
+    without output, which only ``read_all_items`` returns. ``official`` is None where the reading was strict.
     """
 
     index: int
@@ -47,6 +77,7 @@ class EditedItem:
     edit_area: tuple[Box, ...]
     input_path: str
     output_path: str
+    official: OfficialDetails | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +105,38 @@ def write_meta_info(folder: Path, items: Sequence[BenchmarkItem], level: PromptL
     write_json(folder / _META_INFO, [_meta_record(item, level) for item in items])
 
 
-def read_meta_info(folder: Path) -> tuple[EditedItem, ...]:
-    """Returns the items of ``meta_info.json`` in its order; those of other tools are read too.
+def read_meta_info(folder: Path, reading: Reading = Reading.STRICT) -> tuple[EditedItem, ...]:
+    """Returns the items of ``meta_info.json`` that have an output, in its order; those of other tools are read too.
 
     Raises:
         DamagedFileError: no JSON.
-        DatasetLayoutError: no such file, or an item without index, input or output.
+        DatasetLayoutError: no such file, or no list of objects; read strictly also an item without index, input or
+            output, and an index that is there twice.
+        DatasetRowError: read strictly, questions or an edit area of another shape.
+    """
+    return tuple(item for item in read_all_items(folder, reading) if item.output_path)
+
+
+def read_all_items(folder: Path, reading: Reading) -> tuple[EditedItem, ...]:
+    """Returns the items of ``meta_info.json`` in its order, officially also those without output.
+
+    Raises:
+        DamagedFileError: as ``read_meta_info``.
+        DatasetLayoutError: as ``read_meta_info``.
+        DatasetRowError: as ``read_meta_info``.
     """
     path = folder / _META_INFO
-    if not path.exists():
-        raise DatasetLayoutError(
-            f"{folder} has no {_META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
-        )
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DamagedFileError(
-            f"{path} is damaged: not JSON ({error}). Delete the folder {folder} to edit and judge anew."
-        ) from error
-    if not isinstance(records, list):
-        raise DatasetLayoutError(f"{path}: expected a list of items, found a {type(records).__name__}.")
-    return tuple(_edited_item(record, path, row) for row, record in enumerate(records))
+    records = _read_records(path)
+    if reading is Reading.STRICT:
+        items = tuple(_strict_item(record, path, row) for row, record in enumerate(records))
+        _refuse_repeated(items, path)
+        return items
+    indices = [record.get("index") for record in records]
+    numbers = [index for index in indices if isinstance(index, int) and not isinstance(index, bool)]
+    is_unique = len(set(numbers)) == len(records)
+    return tuple(
+        _official_item(record, numbers[row] if is_unique else row, folder) for row, record in enumerate(records)
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -180,10 +222,27 @@ def _meta_record(item: BenchmarkItem, level: PromptLevel) -> dict[str, object]:
     }
 
 
-def _edited_item(record: object, path: Path, row: int) -> EditedItem:
-    if not isinstance(record, Mapping):
-        raise DatasetLayoutError(f"{path}, item {row}: expected named values, found a {type(record).__name__}.")
-    output = next((record[key] for key in _OUTPUT_KEYS if record.get(key)), None)
+def _read_records(path: Path) -> list[Mapping[str, object]]:
+    if not path.exists():
+        raise DatasetLayoutError(
+            f"{path.parent} has no {_META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
+        )
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{path} is damaged: not JSON ({error}). Delete the folder {path.parent} to edit and judge anew."
+        ) from error
+    if not isinstance(records, list):
+        raise DatasetLayoutError(f"{path}: expected a list of items, found a {type(records).__name__}.")
+    for row, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise DatasetLayoutError(f"{path}, item {row}: expected named values, found a {type(record).__name__}.")
+    return records
+
+
+def _strict_item(record: Mapping[str, object], path: Path, row: int) -> EditedItem:
+    output = next((record[key] for key in OUTPUT_KEYS if record.get(key)), None)
     index, source = record.get("index"), record.get("input_path")
     if not isinstance(index, int) or not isinstance(source, str) or not isinstance(output, str):
         raise DatasetLayoutError(
@@ -201,5 +260,40 @@ def _edited_item(record: object, path: Path, row: int) -> EditedItem:
         questions=parse_questions(record.get("annotated_qa_pairs"), origin),
         edit_area=parse_edit_area(record.get("edit_area"), origin),
         input_path=source,
+        output_path=official_output(record, path.parent) or output,
+    )
+
+
+def _refuse_repeated(items: Sequence[EditedItem], path: Path) -> None:
+    counts = Counter(item.index for item in items)
+    if repeated := [index for index, count in counts.items() if count > 1]:
+        raise DatasetLayoutError(
+            f"{path}: the index {repeated[0]} is there {counts[repeated[0]]} times. Give every item its own."
+        )
+
+
+def _official_item(record: Mapping[str, object], index: int, folder: Path) -> EditedItem:
+    output = official_output(record, folder) or ""
+    questions = official_questions(record, is_asked=bool(output))
+    area = official_area(record.get("edit_area"))
+    source, psnr_output = record.get("input_path"), record.get("output_path")
+    return EditedItem(
+        index=index,
+        category=official_label(record, "physics_category"),
+        law=official_label(record, "physics_law"),
+        operation=official_label(record, "edit_operation"),
+        level=str(record.get("prompt_level", "unknown")),
+        instruction=str(record.get("edit_instruction", "")),
+        questions=questions.asked,
+        edit_area=area.boxes,
+        input_path=source if isinstance(source, str) else "",
         output_path=output,
+        official=OfficialDetails(
+            psnr_output=psnr_output if psnr_output and isinstance(psnr_output, str) else output,
+            area_fault=area.fault,
+            lists_areas=area.is_list,
+            num_left_out=questions.num_left_out,
+            num_stale=questions.num_stale,
+            num_stale_right=questions.num_stale_right,
+        ),
     )

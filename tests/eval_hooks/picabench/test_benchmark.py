@@ -6,7 +6,7 @@ from pyarrow import parquet
 from tests.support.stand_ins import png, write_benchmark
 
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
-from physedit.eval_hooks.picabench.annotations import WHOLE_PICTURE, parse_edit_area, parse_questions
+from physedit.eval_hooks.picabench.annotations import parse_edit_area, parse_questions
 from physedit.eval_hooks.picabench.benchmark import benchmark_digest, check_benchmark, load_benchmark, spread
 from physedit.eval_hooks.picabench.judging import no_kind
 
@@ -66,7 +66,7 @@ def test_questions_are_read_in_every_published_form(value: object) -> None:
 
 
 def test_a_question_without_box_is_about_the_whole_picture() -> None:
-    assert parse_questions([{**PAIR, "box": None}], ORIGIN)[0].box == WHOLE_PICTURE
+    assert parse_questions([{**PAIR, "box": None}], ORIGIN)[0].box is None
 
 
 def test_an_answer_that_is_neither_yes_nor_no_is_refused() -> None:

@@ -1,0 +1,184 @@
+"""What the published scripts make of an item's questions, edit area and paths, whatever their shape.
+
+Where those scripts stop with an error (a question list that holds no objects, an edit area that is a number), the part
+in question is left out instead.
+
+Source: github.com/Andrew0613/PICABench at 0514acd, PicaEval_gpt.py (questions, output paths) and
+PicaEval_consistency.py (edit areas).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from physedit.data_loaders.sample import Box
+from physedit.eval_hooks.picabench.annotations import UNKNOWN_AREA, Question
+
+# PicaEval_gpt.py takes the first of these that an item has.
+OUTPUT_KEYS = ("output_path", "output_image_path", "output_img_path")
+_SIDES = ("x", "y", "width", "height")
+_BEYOND = 1e9
+"""A length that no picture has."""
+_COLUMNS = ("question", "answer", "box")
+
+
+@dataclass(frozen=True, slots=True)
+class OfficialQuestions:
+    """The questions that the published script asks about an item, and what it counts besides.
+
+    Attributes:
+        asked: in its order.
+        num_left_out: pairs without a question or an answer, which it skips.
+        num_stale: ``is_correct`` values of an earlier run in pairs that are not asked now, which it counts.
+        num_stale_right: those of them that count as right.
+    """
+
+    asked: tuple[Question, ...]
+    num_left_out: int
+    num_stale: int
+    num_stale_right: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfficialArea:
+    """An edit area as the published script takes it.
+
+    Attributes:
+        boxes: in the input picture's own pixels; empty for the whole picture.
+        fault: why the item is dropped from the PSNR; None where it is not.
+        is_list: true if the file has a list with entries, which is what names the kind of evaluation.
+    """
+
+    boxes: tuple[Box, ...]
+    fault: str | None
+    is_list: bool
+
+
+def official_questions(record: Mapping[str, object], *, is_asked: bool) -> OfficialQuestions:
+    """Returns the questions of an item of ``meta_info.json``.
+
+    Args:
+        record: the item.
+        is_asked: false for an item without output, of which only values of an earlier run count.
+    """
+    asked: list[Question] = []
+    stale = [bool(pair["is_correct"]) for _, pair in _entries(record.get("qa_pairs")) if "is_correct" in pair]
+    num_left_out = 0
+    for group, pair in _entries(record.get("annotated_qa_pairs")):
+        is_complete = bool(pair.get("question") and pair.get("answer"))
+        if is_asked and is_complete:
+            asked.append(_question(pair, group))
+            continue
+        num_left_out += not is_complete
+        if "is_correct" in pair:
+            stale.append(bool(pair["is_correct"]))
+    return OfficialQuestions(tuple(asked), num_left_out, len(stale), sum(stale))
+
+
+def official_area(value: object) -> OfficialArea:
+    """Returns the edit area of an item; ``value`` is what ``edit_area`` holds, None where it is missing."""
+    if isinstance(value, str):
+        fault = None if value == UNKNOWN_AREA else f"edit_area is the text {value!r}"
+        return OfficialArea((), fault, is_list=False)
+    if not value:
+        return OfficialArea((), None, is_list=False)
+    if not isinstance(value, Sequence):
+        return OfficialArea((), f"edit_area is a {type(value).__name__}", is_list=False)
+    boxes = [_rectangle(area) for area in value]
+    whole = [box for box in boxes if box is not None]
+    fault = None if len(whole) == len(boxes) else "an edit area lacks one of its four numbers"
+    return OfficialArea(tuple(whole), fault, is_list=True)
+
+
+def official_output(record: Mapping[str, object], folder: Path) -> str | None:
+    """Returns the output path that the judges' scripts use, relative to ``folder`` or absolute; None without one.
+
+    Where there is no such file, and the path begins with the folder's own name, it is looked for without that.
+    """
+    raw = next((record[key] for key in OUTPUT_KEYS if record.get(key)), None)
+    if not isinstance(raw, str):
+        return None
+    parts = Path(raw).parts
+    if Path(raw).is_absolute() or (folder / raw).exists() or not parts or parts[0] != folder.resolve().name:
+        return raw
+    stripped = Path(*parts[1:])
+    return str(stripped) if (folder / stripped).exists() else raw
+
+
+def official_label(record: Mapping[str, object], key: str) -> str:
+    """Returns a label as it comes out as a key of the published analysis."""
+    value = record.get(key, "unknown")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _entries(container: object) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The pairs of a list, or of a dict of lists with their group's name."""
+    if isinstance(container, Mapping):
+        columns = [container.get(name) for name in _COLUMNS]
+        if all(isinstance(column, list) for column in columns):
+            yield from _rows(container)
+            return
+        groups = container.items()
+    else:
+        groups = {"": container}.items()
+    for group, pairs in groups:
+        if isinstance(pairs, list):
+            yield from ((group, pair) for pair in pairs if isinstance(pair, Mapping))
+
+
+def _rows(columns: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    lists = [column for name in _COLUMNS if isinstance(column := columns[name], list)]
+    for row in zip(*lists, strict=False):
+        yield "", dict(zip(_COLUMNS, row, strict=True))
+
+
+def _question(pair: Mapping[str, object], group: str) -> Question:
+    text, answer = pair["question"], pair["answer"]
+    faults = [
+        f"its {name} is no text but {value!r}"
+        for name, value in (("question", text), ("answer", answer))
+        if not isinstance(value, str)
+    ]
+    # The group's name becomes part of a file name; a slash in it makes saving the crop fail.
+    box = None if "/" in group else _question_box(pair.get("box", {}))
+    return Question(_text(text), _text(answer), box, "; ".join(faults) or None)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _question_box(value: object) -> Box | None:
+    """The box that the crop is made with; None where making it fails, so that the whole picture is shown.
+
+    A number that is missing is 0: a question without any shows the picture's upper left corner.
+    """
+    box = _rectangle({**dict.fromkeys(_SIDES, 0), **value}) if isinstance(value, Mapping) else None
+    return None if box is None else _with_finite_numbers(box)
+
+
+def _with_finite_numbers(box: Box) -> Box | None:
+    """A box that is cropped alike: where NaN and infinity, which files may hold, reach to the picture's edge."""
+    x, width = _finite_side(box.x, box.width)
+    y, height = _finite_side(box.y, box.height)
+    return None if math.inf in (x, y) else Box(x, y, width, height)
+
+
+def _finite_side(start: float, length: float) -> tuple[float, float]:
+    end = start + length
+    if math.isnan(end) or (end == math.inf and start < math.inf):
+        return (start if math.isfinite(start) else 0.0), _BEYOND
+    if end == -math.inf:
+        return math.inf, 0.0  # ends before it begins, and so cannot be cropped
+    return start, length
+
+
+def _rectangle(value: object) -> Box | None:
+    sides = [value.get(name) for name in _SIDES] if isinstance(value, Mapping) else []
+    try:
+        numbers = [float(side) for side in sides if isinstance(side, int | float)]
+    except OverflowError:  # a whole number beyond all floats
+        return None
+    return Box(*numbers) if len(numbers) == len(_SIDES) else None
