@@ -29,6 +29,7 @@ from physedit.launch.slurm import SlurmJob, Trial, plan_slurm
 from physedit.models.quantization import check_sharding
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError, LaunchConfig
+from physedit.train.optim import check_element_wise
 from physedit.train.rules import batches_per_step
 from physedit.train.run_folder import check_is_free, run_folder_of
 
@@ -170,6 +171,8 @@ def _submit(plan: LaunchPlan) -> int:
 
 def _check_processes(config: DictConfig, profile: Profile, num_processes: int) -> None:
     batches_per_step(config, num_processes)
+    if profile.zero_stage:
+        check_element_wise(config.optimizer)
     try:
         check_sharding(config.backbone.get("quantization"), profile.zero_stage)
     except ValueError as error:

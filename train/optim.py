@@ -1,16 +1,29 @@
 """Learning-rate schedules as pure functions of the step, and the optimizer's construction."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from physedit.train.build import build
+from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
+
+
+ELEMENT_WISE = frozenset(
+    {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
+)
+"""Optimizers of torch that update each number from its own gradient and state alone. Source: torch.optim's pages."""
+_PROBE_SHAPES = ((64, 80), (48, 32))
+"""Ours: large enough that optimizers which pack their state (from 4096 numbers on, in bitsandbytes) do so."""
+_PROBE_UPDATES = 3
+_PROBE_LR = 1e-2
+_PROBE_TOLERANCE = 1e-4
+"""Of a movement, relative: float32 sums in another order are far below it, another update rule is far above."""
 
 
 class Schedule(Protocol):
@@ -92,6 +105,61 @@ def build_optimizer(node: DictConfig, parameters: Iterable[Tensor]) -> Optimizer
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     return optimizer
+
+
+def check_element_wise(node: DictConfig) -> None:
+    """Verifies that the optimizer of ``node`` works on a flat part of the adapter as on its matrices, as ZeRO needs.
+
+    Optimizers of torch are known; another one is tried on a few numbers on the CPU.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    target = resolve_target(str(node["_target_"]))
+    if target.__module__.startswith("torch.optim.") and target.__name__ in ELEMENT_WISE:
+        return
+    reason = _whole_matrices_needed(node)
+    if reason is not None:
+        raise ConfigError(
+            f"optimizer._target_={node['_target_']} cannot be used under ZeRO: {reason}. ZeRO cuts the adapter into "
+            f"flat parts, so the optimizer must update each number by itself. Use one that does "
+            f"({', '.join(sorted(ELEMENT_WISE))} of torch.optim), or launch=ddp, which keeps every matrix whole."
+        )
+
+
+def _whole_matrices_needed(node: DictConfig) -> str | None:
+    """Returns why the optimizer cannot work on flat parts, or None if it can."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in _PROBE_SHAPES]
+    gradients = [[torch.randn(shape, generator=generator) for shape in _PROBE_SHAPES] for _ in range(_PROBE_UPDATES)]
+    flat = [torch.cat([value.flatten() for value in values]) for values in (start, *gradients)]
+    try:
+        parted, optimizer = _updated(node, flat[:1], [[gradient] for gradient in flat[1:]])
+        whole, _ = _updated(node, start, gradients)
+    except Exception as error:  # it is not ours, and may fail in any way
+        return f"it could not be tried on a flat part ({type(error).__name__}: {error})"
+    for name, value in optimizer.state[parted[0]].items():
+        if isinstance(value, Tensor) and value.dim() and (value.shape, value.dtype) != (flat[0].shape, torch.float32):
+            return f"its state {name} is not one float32 number for each of the adapter's"
+    moved = parted[0].detach() - flat[0]
+    expected = torch.cat([value.detach().flatten() for value in whole]) - flat[0]
+    if float((moved - expected).norm()) > _PROBE_TOLERANCE * float(expected.norm()):
+        return "it moves the numbers of a matrix otherwise than the same numbers in a row"
+    return None
+
+
+def _updated(
+    node: DictConfig, start: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
+) -> tuple[list[nn.Parameter], Optimizer]:
+    parameters = [nn.Parameter(value.clone()) for value in start]
+    optimizer = build_optimizer(node, parameters)
+    for group in optimizer.param_groups:
+        group["lr"] = _PROBE_LR
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameters, optimizer
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

@@ -12,9 +12,10 @@ from physedit.data_loaders.sample import EditDataset, PromptLevel
 from physedit.eval_hooks.hook import EvalHook
 from physedit.train.assemble import build_checked, check_backbone, scenes_are_missing
 from physedit.train.config import ConfigError
-from physedit.train.optim import build_optimizer
+from physedit.train.optim import build_optimizer, check_element_wise
 from physedit.train.run_folder import check_run_folder, run_folder_of
 from physedit.train.upload import check_target
+from physedit.train.zero import asked_for
 
 
 def check(config: DictConfig) -> None:
@@ -42,11 +43,17 @@ def _steps(config: DictConfig) -> Iterator[Callable[[], object]]:
     """Yields what is to be verified before the data, cheap things first."""
     for name in ("objective", "schedule", "tracker"):
         yield partial(build_checked, name, config[name])
-    yield partial(build_optimizer, config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    yield partial(_check_optimizer, config)
     yield partial(_check_run_folder, config)
     yield partial(_check_backbone, config)
     for name in sorted(map(str, config.eval)):
         yield partial(_check_hook, config, name)
+
+
+def _check_optimizer(config: DictConfig) -> None:
+    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1, 1))])
+    if asked_for():  # a parent that is yet to start the launch asks its profile instead
+        check_element_wise(config.optimizer)
 
 
 def _problem(step: Callable[[], object]) -> ValueError | None:

@@ -42,6 +42,15 @@ REFUSED = [
     (["hydra/launcher=joblib"], ["hydra/launcher=joblib", "no effect"]),
     (["optimizer.lr=1e-4,3e-4"], ["optimizer.lr=1e-4,3e-4", "one launcher per trial"]),
     (["launch.env={A:b}"], ["+launch.env."]),
+    (
+        [
+            "launch=cpu_zero2",
+            "optimizer._target_=torch.optim.Adafactor",
+            "~optimizer.betas",
+            "optimizer.eps=[null,1e-3]",
+        ],
+        ["optimizer._target_=torch.optim.Adafactor", "under ZeRO", "launch=ddp"],
+    ),
 ]
 
 

@@ -4,8 +4,46 @@ import math
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from physedit.train.optim import Constant, Cosine, Linear, set_learning_rate
+from physedit.train import optim
+from physedit.train.build import EXTRA_PACKAGES_VARIABLE
+from physedit.train.config import ConfigError
+from physedit.train.optim import ELEMENT_WISE, Constant, Cosine, Linear, check_element_wise, set_learning_rate
+
+
+class Lion(torch.optim.Optimizer):
+    """An element-wise optimizer that is not torch's."""
+
+    def __init__(self, params, lr=1e-4):
+        super().__init__(params, {"lr": lr})
+
+    def direction(self, momentum):
+        return momentum.sign()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.lerp_(parameter.grad, 0.1)
+                parameter.sub_(group["lr"] * self.direction(momentum))
+
+
+class Lamb(Lion):
+    """Scales the movement of each tensor by its norm."""
+
+    def direction(self, momentum):
+        return momentum / momentum.norm()
+
+
+class Packed(Lion):
+    """Keeps its state in fewer bits."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["packed"] = parameter.grad.to(torch.uint8)
 
 
 @pytest.mark.parametrize("schedule", [Constant(4), Cosine(4, 0.1), Linear(4, 0.1)])
@@ -33,3 +71,37 @@ def test_the_rate_is_the_base_rate_times_the_factor_however_often_it_is_set():
     for factor in (0.1, 1.0, 0.3):
         set_learning_rate(optimizer, factor)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "NAdam"])
+def test_zero_takes_optimizers_that_are_known_to_work_element_by_element(name):
+    assert name in ELEMENT_WISE
+    check_element_wise(OmegaConf.create({"_target_": f"torch.optim.{name}", "lr": 1e-3, "capturable": True}))
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENT_WISE))
+def test_what_is_known_holds_when_it_is_tried(name, monkeypatch):
+    monkeypatch.setattr(optim, "ELEMENT_WISE", frozenset())
+    check_element_wise(OmegaConf.create({"_target_": f"torch.optim.{name}", "lr": 1e-3}))
+
+
+def test_an_optimizer_of_others_is_tried(monkeypatch):
+    monkeypatch.setenv(EXTRA_PACKAGES_VARIABLE, __name__.split(".")[0])
+    check_element_wise(OmegaConf.create({"_target_": f"{__name__}.Lion"}))
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torch.optim.Adafactor", "otherwise than the same numbers in a row"),
+        ("torch.optim.Muon", "could not be tried on a flat part"),
+        ("torch.optim.LBFGS", "could not be tried on a flat part"),
+        (f"{__name__}.Lamb", "otherwise than the same numbers in a row"),
+        (f"{__name__}.Packed", "its state packed is not one float32 number"),
+    ],
+)
+def test_zero_refuses_optimizers_that_need_whole_matrices(target, said, monkeypatch):
+    monkeypatch.setenv(EXTRA_PACKAGES_VARIABLE, __name__.split(".")[0])
+    with pytest.raises(ConfigError, match=said) as refusal:
+        check_element_wise(OmegaConf.create({"_target_": target}))
+    assert "launch=ddp" in str(refusal.value)

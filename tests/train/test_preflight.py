@@ -141,3 +141,15 @@ def test_a_backbone_that_would_refuse_its_settings_is_refused_before_it_loads(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         check(world, tmp_path, *wrong)
+
+
+def test_under_zero_an_optimizer_that_needs_whole_matrices_is_refused(world, tmp_path, monkeypatch):
+    adafactor = ("optimizer._target_=torch.optim.Adafactor", "~optimizer.betas", "optimizer.eps=[null,1e-3]")
+    check(world, tmp_path, *adafactor)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="Adafactor cannot be used under ZeRO"):
+        check(world, tmp_path, *adafactor)
+
+
+def test_an_optimizer_for_matrices_is_accepted_without_zero(world, tmp_path):
+    check(world, tmp_path, "optimizer._target_=torch.optim.Muon", "~optimizer.betas", "optimizer.eps=1e-7")
