@@ -107,7 +107,8 @@ class VisionClient:
                 if waited_s + wait_s > self.settings.patience_s or num_faults == self.settings.max_failures:
                     raise VisionUnavailable(
                         f"{self.settings.name} did not answer within {waited_s:.0f} s and {num_tries} tries (next wait "
-                        f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}"
+                        f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}",
+                        is_fault=outcome.trouble is Trouble.FAULT,
                     )
                 logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
                 self._wait(outcome, wait_s)

@@ -12,7 +12,15 @@ OPENAI_URL = "https://api.openai.com/v1"
 
 
 class VisionUnavailable(Exception):
-    """The server did not answer within the patience of the settings; what was answered before is kept."""
+    """The server did not answer within the patience of the settings; what was answered before is kept.
+
+    Attributes:
+        is_fault: True if it was reached and failed on this question again and again.
+    """
+
+    def __init__(self, message: str, *, is_fault: bool = False) -> None:
+        super().__init__(message)
+        self.is_fault = is_fault
 
 
 class VisionBudgetSpent(VisionUnavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +25,9 @@ class VerdictKind(StrEnum):
     REFUSED = "refused"
     """The judge declined to answer."""
     ERROR = "error"
-    """No answer came back."""
+    """The question could not be sent, or its call failed while others were answered."""
+    UNSCORED = "unscored"
+    """Not asked, or asked in vain, because the judge could not be reached: neither right nor wrong, and asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,47 @@ class Judge(Protocol):
         """How it is asked and understood."""
         ...
 
-    def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
+    @property
+    def num_askers(self) -> int:
+        """How many threads may ask at once; 1 for a judge that bears no threads or gains nothing by them."""
+        ...
+
+    @property
+    def usage(self) -> Mapping[str, object]:
+        """What asking has taken in this process, for the record: requests, tokens, money, the model that answered.
+
+        Empty for a judge that takes nothing.
+        """
+        ...
+
+    def answer(self, image: Tensor | None, question: JudgeQuestion) -> Verdict:
         """The verdict on one question.
 
         Args:
-            image: uint8 ``[3, H, W]``, the whole edited picture.
+            image: uint8 ``[3, H, W]``, the whole edited picture; None if it cannot be read.
             question: text and region.
 
         Raises:
             JudgeUnavailable: the judge cannot be reached at all. Trouble with one question is a verdict, not an error.
+            JudgeRefusesAll: it refuses every question alike.
         """
         ...
 
 
 class JudgeUnavailable(RuntimeError):
-    """The judge cannot be reached; no question can be answered. It ends the evaluation, which can be continued."""
+    """The judge cannot be reached; no more questions can be answered now. The evaluation can be finished later."""
+
+
+class JudgeRefusesAll(JudgeUnavailable):
+    """The server refuses every question alike: a wrong model, key, quota or setting, which waiting does not mend."""
+
+
+def is_final(verdict: Verdict | None, protocol: JudgeProtocol) -> bool:
+    """Tells whether a question with this verdict is done with; else it is asked again on the next run.
+
+    A yes or no is. By a protocol that scores whatever the judge said, as the published one does, so is a reply without
+    a yes or no, and a refusal: the published script never asks twice. A failed call never is, though it may be scored.
+    """
+    if verdict is None or verdict.kind in (VerdictKind.ERROR, VerdictKind.UNSCORED):
+        return False
+    return verdict.kind in (VerdictKind.YES, VerdictKind.NO) or protocol.is_correct(verdict, "Yes") is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -43,16 +44,28 @@ class PixelRuleJudge:
         """The strict rules; it never sees a JPEG."""
         return StrictProtocol()
 
-    def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
+    @property
+    def num_askers(self) -> int:
+        """1: rules on small pictures gain nothing by threads."""
+        return 1
+
+    @property
+    def usage(self) -> Mapping[str, object]:
+        """Nothing."""
+        return {}
+
+    def answer(self, image: Tensor | None, question: JudgeQuestion) -> Verdict:
         """The verdict of the question's rule on the pixels inside its box.
 
         Args:
-            image: uint8 ``[3, 64, 64]``, the whole edited picture.
+            image: uint8 ``[3, 64, 64]``, the whole edited picture; None is refused.
             question: a question of the embedded world; others are refused.
         """
         reading = read_question(question.text)
         if reading is None:
             return _refusal("the question is not one of the embedded world's")
+        if image is None:
+            return _refusal("the picture cannot be read")
         if tuple(image.shape) != (3, SIZE, SIZE):
             return _refusal(f"the picture is {tuple(image.shape)}, the embedded world's are (3, {SIZE}, {SIZE})")
         crop = _crop(image, question.box)

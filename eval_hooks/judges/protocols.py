@@ -55,6 +55,11 @@ class JudgeProtocol(Protocol):
         ...
 
     @property
+    def is_text_first(self) -> bool:
+        """True if the text comes before the picture."""
+        ...
+
+    @property
     def response_schema(self) -> Mapping[str, object] | None:
         """JSON schema that the server must hold the answer to; None to ask in words alone."""
         ...
@@ -93,9 +98,9 @@ class OfficialPath(StrEnum):
     """The published evaluator's two scripts, which differ in what the judge gets."""
 
     GPT = "gpt"
-    """One text part after two generations of JPEG; the reply's margins are stripped before it is read."""
+    """One text part before a picture of two generations of JPEG; the reply's margins are stripped before it is read."""
     QWEN = "qwen"
-    """Two text parts after one generation of JPEG; whole pictures are handed over without loss."""
+    """Two text parts after a picture of one generation of JPEG; whole pictures are handed over without loss."""
 
 
 class OfficialProtocol:
@@ -117,6 +122,11 @@ class OfficialProtocol:
         if path not in tuple(OfficialPath):
             raise ValueError(f"The official protocol has the paths {', '.join(OfficialPath)}, not {path!r}.")
         self.path = OfficialPath(path)
+
+    @property
+    def is_text_first(self) -> bool:
+        """True on the GPT path: its script sends the text before the picture, the other one after it."""
+        return self.path is OfficialPath.GPT
 
     @property
     def protocol_id(self) -> str:
@@ -173,6 +183,7 @@ class StrictProtocol:
     """
 
     name = "strict"
+    is_text_first = False
     response_schema: Mapping[str, object] | None = _STRICT_SCHEMA
 
     @property

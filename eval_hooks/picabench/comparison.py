@@ -5,7 +5,7 @@ from pathlib import Path
 
 from physedit.eval_hooks.compare import PairedRecords, pair_records
 from physedit.eval_hooks.hook import EvalReport
-from physedit.eval_hooks.judges.judge import Judge
+from physedit.eval_hooks.judges.judge import Judge, Verdict, VerdictKind
 from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.folder import read_manifest
 from physedit.eval_hooks.picabench.judging import count_verdicts
@@ -73,15 +73,7 @@ def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> No
 
 def _notes(comparison: Comparison, records: tuple[ItemRecord, ...], paired: PairedRecords) -> tuple[str, ...]:
     notes = [f"Judge: {comparison.judge.note}", *comparison.measures.notes(records)]
-    open_of_base, open_of_tuned = (
-        sum(n for kind, n in count_verdicts(folder).items() if kind not in ("yes", "no"))
-        for folder in (comparison.base, comparison.tuned)
-    )
-    if open_of_base or open_of_tuned:
-        notes.append(
-            f"Questions without yes or no: {open_of_base} of the base, {open_of_tuned} of the checkpoint. "
-            "They count neither as right nor as wrong."
-        )
+    notes += _notes_on_verdicts(comparison)
     if paired.left_out:
         notes.append(f"{paired.left_out} results exist on one side only and are left out of the comparison.")
     if comparison.is_part:
@@ -89,3 +81,21 @@ def _notes(comparison: Comparison, records: tuple[ItemRecord, ...], paired: Pair
     if resized := count_resized(comparison.tuned):
         notes.append(f"{resized} edited pictures had another size than their input and were scaled for the PSNR.")
     return tuple(notes)
+
+
+def _notes_on_verdicts(comparison: Comparison) -> list[str]:
+    """Returns how many questions the judge left open, and what becomes of them."""
+    counts = [count_verdicts(folder) for folder in (comparison.base, comparison.tuned)]
+    notes = []
+    if any("unscored" in kinds for kinds in counts):
+        scored = [f"{sum(kinds.values()) - kinds.get('unscored', 0)} of {sum(kinds.values())}" for kinds in counts]
+        notes.append(f"The judge left. Questions scored: {scored[0]} of the base, {scored[1]} of the checkpoint.")
+    open_questions = [sum(kinds[kind] for kind in ("unparsed", "refused", "error")) for kinds in counts]
+    if any(open_questions):
+        is_left_out = comparison.judge.protocol.is_correct(Verdict(VerdictKind.UNPARSED, "", ""), "Yes") is None
+        what = "neither as right nor as wrong" if is_left_out else "as wrong, as in the published evaluator"
+        notes.append(
+            f"Questions without yes or no: {open_questions[0]} of the base, {open_questions[1]} of the checkpoint. "
+            f"They count {what}."
+        )
+    return notes

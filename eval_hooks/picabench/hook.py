@@ -25,7 +25,7 @@ from physedit.eval_hooks.picabench.benchmark import (
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.folder import has_its_pictures
 from physedit.eval_hooks.picabench.generate import EditSettings, EditTask, edit_benchmark
-from physedit.eval_hooks.picabench.judging import JudgeSettings, judge_folder
+from physedit.eval_hooks.picabench.judging import JudgeSettings, count_unscored, judge_folder
 from physedit.eval_hooks.picabench.measure import has_records, measure_folder
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
 from physedit.eval_hooks.ranks import Ranks
@@ -229,6 +229,8 @@ class PicaBenchHook:
         ranks.first_alone(base.folder, lambda: shelf.fetch_into(base.folder))
         with context.without_adapter():
             self._evaluate(context, base, twin=None)
+        if count_unscored(base.folder):
+            return  # the judge left: the next evaluation asks for the rest
         ranks.first_alone(base.folder, lambda: shelf.publish(base.folder))
         self._evaluated_bases.add(base.folder)
 
@@ -257,7 +259,8 @@ class PicaBenchHook:
 
 
 def _is_finished(folder: Path, keys: ReportKeys) -> bool:
-    return report_keys(folder) == keys and has_its_pictures(folder) and has_records(folder)
+    is_whole = report_keys(folder) == keys and has_its_pictures(folder) and has_records(folder)
+    return is_whole and not count_unscored(folder)
 
 
 def _device_name(device: torch.device) -> str:

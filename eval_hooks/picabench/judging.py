@@ -1,41 +1,34 @@
 """Having a judge answer the questions about the pictures of a folder, shared by the ranks.
 
 An answer belongs to a picture (by its hash), a question, its box and a judge. One that is known is not asked for again:
-neither after a kill, nor where a checkpoint's picture equals the base's.
+neither after a kill, nor where a checkpoint's picture equals the base's. A judge that leaves ends nothing: what it did
+not answer is unscored, and asked by the next call.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from physedit.data_loaders.images import read_rgb
-from physedit.eval_hooks.files import (
-    DamagedFileError,
-    file_digest,
-    json_line,
-    open_journal,
-    read_json_lines,
-    write_json_lines,
+from physedit.eval_hooks.files import json_line, open_journal, read_json, read_json_lines, write_json, write_json_lines
+from physedit.eval_hooks.judges.judge import Judge, JudgeRefusesAll, Verdict, VerdictKind, is_final
+from physedit.eval_hooks.picabench.answer_rows import (
+    ANSWER_KEYS,
+    answer_row,
+    identity,
+    identity_of_row,
+    verdict_of_row,
 )
-from physedit.eval_hooks.judges.judge import Judge, JudgeQuestion, Verdict, VerdictKind
-from physedit.eval_hooks.picabench.annotations import Question, box_record
-from physedit.eval_hooks.picabench.folder import (
-    EditedItem,
-    read_manifest,
-    read_meta_info,
-    verify_outputs,
-)
+from physedit.eval_hooks.picabench.asking import Asking, Portrait, portrait, with_time_left
+from physedit.eval_hooks.picabench.folder import read_manifest, read_meta_info, verify_outputs
 from physedit.eval_hooks.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 ITEMS_FILE = "items.jsonl"
-ANSWER_KEYS = ("question", "box", "verdict", "raw", "explanation", "judge_id", "output_sha256")
-"""What every line tells about an answer, in ``items.jsonl`` and in the journals of a killed run."""
-_ANSWERED = (VerdictKind.YES.value, VerdictKind.NO.value)
+USAGE_FILE = "judging.json"
+"""What asking took: requests, tokens, money and the model that answered, by rank; not there if it took nothing."""
 
 
 class TooManyUnanswered(ValueError):
@@ -47,12 +40,27 @@ class JudgeSettings:
     """How a folder is judged.
 
     Attributes:
-        workers: pictures judged at once; above 1 the judge must bear threads.
-        max_unanswered_share: above this share of questions without yes or no the evaluation fails.
+        workers: questions asked at once, at least; a judge that knows better asks more.
+        max_unanswered_share: above this share of answers that a protocol leaves out the evaluation fails.
     """
 
     workers: int = 1
     max_unanswered_share: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingOutcome:
+    """How far a folder is judged.
+
+    Attributes:
+        num_questions: how many it has.
+        num_scored: how many have a verdict of their own, whatever it is.
+        stopped: why the judge left before the end; None if it did not.
+    """
+
+    num_questions: int
+    num_scored: int
+    stopped: str | None
 
 
 def no_kind(_question: str) -> str | None:
@@ -69,8 +77,11 @@ def judge_folder(
     earlier: Sequence[Path] = (),
     ranks: Ranks | None = None,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _label: None,
-) -> None:
-    """Writes ``items.jsonl``, a line for every question of the folder; every rank must call it.
+) -> JudgingOutcome:
+    """Writes ``items.jsonl``, a line for every question of the folder, and returns how many are scored.
+
+    Every rank must call it. If the judge leaves, the rest is ``unscored``: answers given until then are kept, and the
+    next call asks only for the rest.
 
     Args:
         folder: edits with their ``meta_info.json``.
@@ -79,192 +90,129 @@ def judge_folder(
         settings: how; None for the defaults.
         earlier: folders whose answers about identical pictures hold here too.
         ranks: who shares the work; None for this process alone.
-        progress: called with (done, total, label) after every picture of this rank.
+        progress: called with (done, total, label) after every question of this rank.
 
     Raises:
         OutputsMismatch: pictures are missing or unknown to the manifest.
         TooManyUnanswered: more than the allowed share has no yes or no; the lines are on disk.
+        JudgeRefusesAll: the judge is not usable as it is set up; the lines are on disk.
         DamagedFileError: answers on file cannot be read.
-        JudgeUnavailable: the judge cannot be reached, now or any more. Answers given until then are kept, and the next
-            call asks only for the rest.
         FailedElsewhere: another rank failed, perhaps for that reason.
     """
     ranks, settings = ranks or Ranks(), settings or JudgeSettings()
     sources = [folder, *earlier]
+    asking: list[Asking] = []
 
     def ask() -> None:
-        share = ranks.share(_portraits(folder))
-        task = _Asking(folder, judge, _known(sources))
+        asking.append(Asking(judge, _known(sources, judge)))
+        questions = asking[0].open_questions(ranks.share(_portraits(folder)))
+        report = with_time_left(progress, len(questions), "judging")
         with open_journal(folder / f"items.{ranks.rank}.jsonl") as journal:
-            for done, rows in enumerate(_ask_all(task, share, settings.workers), start=1):
-                journal.writelines(json_line(row) for row in rows)
+            workers = max(settings.workers, judge.num_askers)
+            for done, row in enumerate(asking[0].rows(questions, workers), start=1):
+                journal.write(json_line(row))
                 journal.flush()
-                progress(done, len(share), "judging")
+                report(done)
+        if judge.usage:
+            write_json(folder / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 
     ranks.together(folder, ask)
-    ranks.first_alone(folder, lambda: _merge(folder, judge, _known(sources), kind_of))
+    ranks.first_alone(folder, lambda: _merge(folder, judge, _known(sources, judge), kind_of))
     _refuse_unanswered(folder, settings.max_unanswered_share)
+    outcome = _outcome(folder)
+    if outcome.stopped is not None:
+        log.error("%d of %d questions are scored: %s", outcome.num_scored, outcome.num_questions, outcome.stopped)
+    ranks.together(folder, lambda: _raise_if_refused(asking[0]))
+    return outcome
 
 
 def count_verdicts(folder: Path) -> dict[str, int]:
-    """Returns how many questions of a judged folder got which verdict, all five of them named."""
+    """Returns how many questions of a judged folder got which verdict; ``unscored`` is there only if some are."""
     found = Counter(str(row["verdict"]) for row in read_json_lines(folder / ITEMS_FILE, ["verdict"]))
-    return {kind.value: found[kind.value] for kind in VerdictKind}
+    is_named = [kind for kind in VerdictKind if kind is not VerdictKind.UNSCORED or found[kind.value]]
+    return {kind.value: found[kind.value] for kind in is_named}
 
 
-@dataclass(frozen=True, slots=True)
-class _Portrait:
-    """An item with the identity of its picture: the hash, marked if it is not the manifest's."""
-
-    item: EditedItem
-    picture: str
-    fault: str | None
+def count_unscored(folder: Path) -> int:
+    """Returns how many questions of a judged folder the judge has not been asked about, or in vain."""
+    return count_verdicts(folder).get(VerdictKind.UNSCORED.value, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    folder: Path
-    judge: Judge
-    known: Mapping[str, Verdict]
-
-
-def _portraits(folder: Path) -> list[_Portrait]:
+def _portraits(folder: Path) -> list[Portrait]:
     manifest = read_manifest(folder)
     if manifest is None:
         log.warning("%s has no manifest: nothing proves which settings made its pictures", folder)
     altered = verify_outputs(folder, manifest) if manifest else frozenset()
-    return [_portrait(folder, item, altered) for item in read_meta_info(folder)]
-
-
-def _portrait(folder: Path, item: EditedItem, altered: frozenset[str]) -> _Portrait:
-    path = folder / item.output_path
-    if not path.exists():
-        return _Portrait(item, f"missing:{item.index}", f"there is no {path}")
-    digest = file_digest(path)
-    if item.output_path in altered:
-        return _Portrait(item, f"altered:{digest}", f"{path} is not the picture that was edited: its hash differs")
-    return _Portrait(item, digest, None)
-
-
-def _ask_all(task: _Asking, portraits: Sequence[_Portrait], workers: int) -> Iterable[list[dict[str, object]]]:
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        waiting = [pool.submit(_ask_about, task, portrait) for portrait in portraits]
-        try:
-            for finished in as_completed(waiting):
-                yield finished.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ask_about(task: _Asking, portrait: _Portrait) -> list[dict[str, object]]:
-    """Returns the lines of the questions that had no yes or no yet."""
-    open_questions = [
-        question
-        for question in portrait.item.questions
-        if not _is_answered(task.known.get(_identity(portrait.picture, question, task.judge.judge_id)))
-    ]
-    if not open_questions:
-        return []
-    fault, image = portrait.fault, None
-    if fault is None:
-        try:
-            image = read_rgb(task.folder / portrait.item.output_path)
-        except ValueError as error:
-            fault = str(error)
-    rows = []
-    for question in open_questions:
-        if image is None:
-            verdict = Verdict(kind=VerdictKind.ERROR, raw="", explanation=f"not sent to the judge: {fault}")
-        else:
-            verdict = task.judge.answer(image, JudgeQuestion(text=question.text, box=question.box))
-        rows.append(_row(portrait.picture, question, task.judge.judge_id, verdict))
-    return rows
+    return [portrait(folder, item, altered) for item in read_meta_info(folder)]
 
 
 def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]) -> None:
     rows = []
-    for portrait in _portraits(folder):
-        for number, question in enumerate(portrait.item.questions):
-            verdict = known.get(_identity(portrait.picture, question, judge.judge_id))
+    for each in _portraits(folder):
+        for number, question in enumerate(each.item.questions):
+            verdict = known.get(identity(each.picture, question, judge.judge_id))
             if verdict is None:
                 raise FileNotFoundError(
-                    f"{folder}: no answer about item {portrait.item.index} although every rank has finished. "
+                    f"{folder}: no answer about item {each.item.index} although every rank has finished. "
                     "All ranks must see the same folder: put the run on a file system that they share."
                 )
+            is_scored = verdict.kind is not VerdictKind.UNSCORED
             rows.append(
                 {
-                    "index": portrait.item.index,
+                    "index": each.item.index,
                     "number": number,
-                    "category": portrait.item.category,
-                    "law": portrait.item.law,
-                    "operation": portrait.item.operation,
-                    "level": portrait.item.level,
+                    "category": each.item.category,
+                    "law": each.item.law,
+                    "operation": each.item.operation,
+                    "level": each.item.level,
                     "reference": question.answer,
                     "kind": kind_of(question.text),
-                    "correct": _is_correct(verdict, question),
-                    **_row(portrait.picture, question, judge.judge_id, verdict),
+                    "correct": judge.protocol.is_correct(verdict, question.answer) if is_scored else None,
+                    **answer_row(each.picture, question, judge.judge_id, verdict),
                 }
             )
     write_json_lines(folder / ITEMS_FILE, rows)
-    for journal in folder.glob("items.*.jsonl"):
-        journal.unlink()
+    if usages := sorted(folder.glob("judging.*.json")):
+        write_json(folder / USAGE_FILE, {"ranks": [read_json(usage) for usage in usages]})
+    for part in [*folder.glob("items.*.jsonl"), *usages]:
+        part.unlink()
 
 
-def _known(folders: Sequence[Path]) -> dict[str, Verdict]:
-    """Returns every verdict on file; a yes or no stands before any other, else the last line counts."""
+def _known(folders: Sequence[Path], judge: Judge) -> dict[str, Verdict]:
+    """Returns every verdict on file. A final one stands before any other; else the last one that was scored counts."""
     verdicts: dict[str, Verdict] = {}
     for folder in folders:
-        for path in sorted(folder.glob("items*.jsonl")):
+        for path in [*folder.glob(ITEMS_FILE), *sorted(folder.glob("items.*.jsonl"))]:
             for row in read_json_lines(path, required=ANSWER_KEYS):
-                identity = _row_identity(row)
-                if not _is_answered(verdicts.get(identity)):
-                    verdicts[identity] = _verdict(row, path)
+                key, verdict = identity_of_row(row), verdict_of_row(row, path)
+                before = verdicts.get(key)
+                if before is None or not (is_final(before, judge.protocol) or verdict.kind is VerdictKind.UNSCORED):
+                    verdicts[key] = verdict
     return verdicts
 
 
-def _verdict(row: Mapping[str, object], path: Path) -> Verdict:
-    if row["verdict"] not in tuple(VerdictKind):
-        raise DamagedFileError(
-            f"{path} is damaged: {row['verdict']!r} is no verdict; expected one of {', '.join(VerdictKind)}. Delete "
-            "the file to redo it."
-        )
-    return Verdict(kind=VerdictKind(str(row["verdict"])), raw=str(row["raw"]), explanation=str(row["explanation"]))
+def _outcome(folder: Path) -> JudgingOutcome:
+    rows = read_json_lines(folder / ITEMS_FILE)
+    unscored = [row for row in rows if row["verdict"] == VerdictKind.UNSCORED.value]
+    stopped = str(unscored[0]["explanation"]) if unscored else None
+    return JudgingOutcome(num_questions=len(rows), num_scored=len(rows) - len(unscored), stopped=stopped)
 
 
-def _row(picture: str, question: Question, judge_id: str, verdict: Verdict) -> dict[str, object]:
-    return {
-        "question": question.text,
-        "box": box_record(question.box),
-        "verdict": verdict.kind.value,
-        "raw": verdict.raw,
-        "explanation": verdict.explanation,
-        "judge_id": judge_id,
-        "output_sha256": picture,
-    }
-
-
-def _identity(picture: str, question: Question, judge_id: str) -> str:
-    return json_line([picture, question.text, box_record(question.box), judge_id])
-
-
-def _row_identity(row: Mapping[str, object]) -> str:
-    return json_line([row["output_sha256"], row["question"], row["box"], row["judge_id"]])
-
-
-def _is_answered(verdict: Verdict | None) -> bool:
-    return verdict is not None and verdict.kind.value in _ANSWERED
-
-
-def _is_correct(verdict: Verdict, question: Question) -> bool | None:
-    return verdict.kind.value == question.answer.lower() if _is_answered(verdict) else None
+def _raise_if_refused(asking: Asking) -> None:
+    if isinstance(asking.stopped, JudgeRefusesAll):
+        raise asking.stopped
 
 
 def _refuse_unanswered(folder: Path, max_share: float) -> None:
     rows = read_json_lines(folder / ITEMS_FILE)
-    open_rows = [row for row in rows if row["verdict"] not in _ANSWERED]
+    unscored = VerdictKind.UNSCORED.value
+    open_rows = [row for row in rows if row["correct"] is None and row["verdict"] != unscored]
     if len(open_rows) <= max_share * len(rows):
         return
-    counts = ", ".join(f"{n} {kind}" for kind, n in count_verdicts(folder).items() if kind not in _ANSWERED)
+    kinds = Counter(str(row["verdict"]) for row in open_rows)
+    counts = ", ".join(
+        f"{kinds[kind.value]} {kind}" for kind in VerdictKind if kind.value not in ("yes", "no", unscored)
+    )
     first = open_rows[0]
     raise TooManyUnanswered(
         f"{len(open_rows)} of {len(rows)} questions have no yes or no ({counts}), more than the allowed share "

@@ -132,8 +132,11 @@ class RedJudge:
     replies: list[VerdictKind] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     protocol: JudgeProtocol = field(default_factory=StrictProtocol)
+    num_askers: int = 1
+    usage: Mapping[str, object] = field(default_factory=dict)
 
-    def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
+    def answer(self, image: Tensor | None, question: JudgeQuestion) -> Verdict:
+        assert image is not None, "the strict protocol sends nothing for a picture that cannot be read"
         self.asked.append(question.text)
         if len(self.asked) <= len(self.replies):
             kind = self.replies[len(self.asked) - 1]

@@ -9,7 +9,7 @@ from torch import Tensor
 from physedit.eval_hooks.judges.judge import JudgeQuestion, JudgeUnavailable, Verdict
 from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
-from physedit.eval_hooks.picabench.judging import JudgeSettings, count_verdicts, judge_folder
+from physedit.eval_hooks.picabench.judging import JudgeSettings, JudgingOutcome, count_verdicts, judge_folder
 from physedit.eval_hooks.picabench.measure import measure_folder, read_records
 
 
@@ -62,17 +62,19 @@ def test_many_workers_give_the_same_lines(folder: Path) -> None:
 class LeavingJudge(RedJudge):
     """Cannot be reached any more after six answers."""
 
-    def answer(self, image: Tensor, question: JudgeQuestion) -> Verdict:
+    def answer(self, image: Tensor | None, question: JudgeQuestion) -> Verdict:
         if len(self.asked) == 6:
             raise JudgeUnavailable("the judge has left")
         return super().answer(image, question)
 
 
 def test_answers_given_before_the_judge_left_are_not_asked_again(folder: Path) -> None:
-    with pytest.raises(JudgeUnavailable, match="the judge has left"):
-        judge_folder(folder, LeavingJudge(judge_id="fresh"))
+    outcome = judge_folder(folder, LeavingJudge(judge_id="fresh"))
+    assert outcome == JudgingOutcome(num_questions=14, num_scored=6, stopped="the judge has left")
+    assert count_verdicts(folder)["unscored"] == 14 - 6
+    assert {line["correct"] for line in read_items(folder) if line["verdict"] == "unscored"} == {None}
     judge = RedJudge(judge_id="fresh")
-    judge_folder(folder, judge)
+    assert judge_folder(folder, judge) == JudgingOutcome(num_questions=14, num_scored=14, stopped=None)
     assert len(judge.asked) == 14 - 6
     assert {line["judge_id"] for line in read_items(folder)} == {"fresh"}
 
@@ -80,12 +82,13 @@ def test_answers_given_before_the_judge_left_are_not_asked_again(folder: Path) -
 def test_an_evaluation_whose_judge_left_is_continued_without_editing_anew(
     make_hook: Callable[..., PicaBenchHook], tmp_path: Path
 ) -> None:
-    with pytest.raises(JudgeUnavailable):
-        make_hook(LeavingJudge()).run(context_for(PaintingEditor(), tmp_path / "new/run", step=400))
+    cut = make_hook(LeavingJudge()).run(context_for(PaintingEditor(), tmp_path / "new/run", step=400))
+    assert "The judge left. Questions scored: 6 of 14 of the base, 0 of 14 of the checkpoint." in cut.notes
     editor, judge = PaintingEditor(), RedJudge()
     report = make_hook(judge).run(context_for(editor, tmp_path / "new/run", step=400))
     assert report.metrics["picabench/acc"].n == 7
-    assert sum(editor.calls) == 7  # the adapter's: those of the base are there
+    assert not editor.calls
+    assert not any("The judge left" in note for note in report.notes)
     assert len(judge.asked) == 28 - 6
 
 

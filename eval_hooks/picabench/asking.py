@@ -1,0 +1,154 @@
+"""Asking a judge about the pictures of a folder: many questions at once, each picture read once."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from physedit.eval_hooks.files import file_digest
+from physedit.eval_hooks.judges.judge import (
+    Judge,
+    JudgeQuestion,
+    JudgeUnavailable,
+    Verdict,
+    VerdictKind,
+    is_final,
+)
+from physedit.eval_hooks.picabench.annotations import Question
+from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
+from physedit.eval_hooks.picabench.folder import EditedItem
+
+_READING = threading.BoundedSemaphore(os.cpu_count() or 1)
+"""Pictures are decoded in turn: all at once, all of them would be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """An item with the identity of its picture: the hash, marked if it is not the manifest's.
+
+    ``fault`` tells why the picture cannot be judged at all: it is not the one that was edited.
+    """
+
+    item: EditedItem
+    path: Path
+    picture: str
+    fault: str | None
+
+
+def portrait(folder: Path, item: EditedItem, altered: frozenset[str]) -> Portrait:
+    """Returns an item's portrait; ``altered`` names the outputs whose bytes are not the manifest's."""
+    path = folder / item.output_path
+    if not path.exists():
+        return Portrait(item, path, f"missing:{item.index}", None)
+    digest = file_digest(path)
+    if item.output_path in altered:
+        fault = f"{path} is not the picture that was edited: its hash differs"
+        return Portrait(item, path, f"altered:{digest}", fault)
+    return Portrait(item, path, digest, None)
+
+
+class Asking:
+    """One pass over the questions that are still open; a judge that leaves ends it, and the rest is unscored."""
+
+    def __init__(self, judge: Judge, known: Mapping[str, Verdict]) -> None:
+        """Names the judge, and what it has answered by ``identity``."""
+        self._judge, self._known = judge, known
+        self._stopped: JudgeUnavailable | None = None
+
+    @property
+    def stopped(self) -> JudgeUnavailable | None:
+        """Why the judge left, if it did."""
+        return self._stopped
+
+    def open_questions(self, portraits: Sequence[Portrait]) -> list[tuple["Opened", Question]]:
+        """Returns the questions without a final verdict, each with its picture, in order."""
+        found = []
+        for each in portraits:
+            questions = [question for question in each.item.questions if self._is_open(each, question)]
+            opened = Opened(each, self._judge, len(questions))
+            found += [(opened, question) for question in questions]
+        return found
+
+    def rows(self, questions: Sequence[tuple["Opened", Question]], workers: int) -> Iterator[dict[str, object]]:
+        """Yields the line of each question as soon as it has a verdict."""
+        with ThreadPoolExecutor(max_workers=max(1, min(workers, len(questions)))) as pool:
+            waiting = [pool.submit(self._row, opened, question) for opened, question in questions]
+            try:
+                for finished in as_completed(waiting):
+                    yield finished.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _is_open(self, each: Portrait, question: Question) -> bool:
+        verdict = self._known.get(identity(each.picture, question, self._judge.judge_id))
+        return not is_final(verdict, self._judge.protocol)
+
+    def _row(self, opened: "Opened", question: Question) -> dict[str, object]:
+        verdict = self._verdict(opened, question)
+        return answer_row(opened.portrait.picture, question, self._judge.judge_id, verdict)
+
+    def _verdict(self, opened: "Opened", question: Question) -> Verdict:
+        if self._stopped is None:
+            try:
+                return opened.answer(question)
+            except JudgeUnavailable as error:
+                self._stopped = self._stopped or error
+        return Verdict(kind=VerdictKind.UNSCORED, raw="", explanation=str(self._stopped))
+
+
+class Opened:
+    """A picture that is decoded for its first question and let go after its last."""
+
+    def __init__(self, portrait: Portrait, judge: Judge, num_questions: int) -> None:
+        """Nothing is read yet."""
+        self.portrait = portrait
+        self._judge = judge
+        self._lock = threading.Lock()
+        self._num_left = num_questions
+        self._image: Tensor | None = None
+        self._fault = portrait.fault
+        self._is_read = False
+
+    def answer(self, question: Question) -> Verdict:
+        """Returns the judge's verdict; an error, and nothing is sent, about a picture that cannot be judged.
+
+        A protocol may have its judge asked although the picture cannot be read.
+
+        Raises:
+            JudgeUnavailable: see ``Judge.answer``.
+        """
+        image = self._take()
+        if image is None and (self.portrait.fault or self._judge.protocol.shown(None, question.box) is None):
+            return Verdict(kind=VerdictKind.ERROR, raw="", explanation=f"not sent to the judge: {self._fault}")
+        return self._judge.answer(image, JudgeQuestion(text=question.text, box=question.box))
+
+    def _take(self) -> Tensor | None:
+        with self._lock:
+            if not self._is_read and self._fault is None:
+                try:
+                    with _READING:
+                        self._image = self._judge.protocol.read(self.portrait.path)
+                except ValueError as error:
+                    self._fault = str(error)
+                self._is_read = True
+            image = self._image
+            self._num_left -= 1
+            if self._num_left == 0:
+                self._image = None
+            return image
+
+
+def with_time_left(progress: Callable[[int, int, str], None], total: int, label: str) -> Callable[[int], None]:
+    """Returns what reports how many of ``total`` are done, with the time that the rest will take at this rate."""
+    started = time.monotonic()
+
+    def report(done: int) -> None:
+        left_s = (time.monotonic() - started) / done * (total - done)
+        progress(done, total, f"{label}, {left_s:.0f} s left" if done < total else label)
+
+    return report
