@@ -4,7 +4,9 @@ Shape legend: B batch, C latent channels, H W pixels, h w latent cells, T text t
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -115,6 +117,11 @@ class Backbone(Protocol):
         """The guidance scale that an edit uses unless another is asked for."""
         ...
 
+    @property
+    def default_num_steps(self) -> int:
+        """The number of denoising steps of an edit unless another is asked for."""
+        ...
+
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """Returns the sizes at which a stored picture of ``height`` and ``width`` is edited. Pure.
 
@@ -191,6 +198,13 @@ class Backbone(Protocol):
 
     def forget(self) -> None:
         """Drops encoded pictures and instructions that are kept; ``encode`` makes them anew."""
+        ...
+
+    def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
+        """Within the context what is encoded, by edits too, is kept below ``folder`` and taken from there.
+
+        Processes, and later runs of the same editor, may share the folder; no bit of an edit depends on it.
+        """
         ...
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

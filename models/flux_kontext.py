@@ -7,6 +7,7 @@ D width.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -22,9 +23,9 @@ from physedit.models.flux_outline import checked_area, checked_tokens, flux_outl
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
 from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
-from physedit.models.memo import TensorMemo
+from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
-from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
+from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype, checked_steps
 from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
@@ -32,8 +33,6 @@ from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
 _PIPELINE = "FluxKontextPipeline"
-_LATENT_MEMO_BYTES = 2**28
-"""Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
 
 
 class FluxKontext:
@@ -55,6 +54,7 @@ class FluxKontext:
         compile_blocks: CompileBackend | None = None,
         train_guidance: float = 1.0,
         edit_guidance: float = 2.5,
+        edit_steps: int = 28,
     ) -> None:
         """Loads the pipeline on the CPU, frozen and in evaluation mode.
 
@@ -70,13 +70,16 @@ class FluxKontext:
             compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
             train_guidance: the embedded guidance during training.
             edit_guidance: the embedded guidance of edits that ask for no other.
+            edit_steps: the denoising steps of edits that ask for no other number.
 
         Raises:
-            ValueError: no such weights, dtype, placement, area, number of tokens or guidance, or no way to quantise.
+            ValueError: no such weights, dtype, placement, area, number of tokens or steps, guidance, or no way to
+                quantise.
         """
         self._max_text_tokens = checked_tokens(max_text_tokens)
         self._train_guidance = checked_guidance("train_guidance", train_guidance)
         self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
+        self._edit_steps = checked_steps(edit_steps)
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
         self.check_weights(weights)
         check_quantization(quantization, weights)
@@ -88,7 +91,7 @@ class FluxKontext:
         self._multiple_px = 2 * int(pipeline.vae_scale_factor)
         self._area_px = checked_area(area_px, self._multiple_px)
         self._text = FluxTextStates(self._parts, max_text_tokens)
-        self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
+        self._latent_memo = TensorMemo(LATENT_MEMO_BYTES)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -116,6 +119,11 @@ class FluxKontext:
     def default_guidance(self) -> float:
         """The ``edit_guidance`` it was built with."""
         return self._edit_guidance
+
+    @property
+    def default_num_steps(self) -> int:
+        """The ``edit_steps`` it was built with."""
+        return self._edit_steps
 
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """See ``kontext_sizes``."""
@@ -156,6 +164,10 @@ class FluxKontext:
         """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
         self._text.forget()
         self._latent_memo.clear()
+
+    def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
+        """See ``PipelineParts.keeping``."""
+        return self._parts.keeping(folder, self.encoding_key, {"text": self._text.memo, "pictures": self._latent_memo})
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -274,8 +286,9 @@ class FluxKontext:
         with self._parts.encoding():
             prompts, pooled = self._text.states_of(instructions)
         with self._parts.editing_with(denoiser):
+            latents = self._latents(sources)
             pictures: Tensor = self._pipeline(
-                image=_unit_range(sources.to(self._parts.device)),
+                image=latents,  # which the pipeline takes in place of pictures
                 prompt_embeds=prompts,
                 pooled_prompt_embeds=pooled,
                 height=height,

@@ -14,6 +14,7 @@ from physedit.models.outline import (
     setting,
     vae_factor,
 )
+from physedit.models.parts import checked_steps
 from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -44,6 +45,7 @@ def flux_outline(settings: Mapping[str, object]) -> Outline:
     max_tokens = checked_tokens(setting(settings, "max_text_tokens", 512))
     for name in ("train_guidance", "edit_guidance"):
         checked_guidance(name, settings.get(name, 1.0))
+    checked_steps(settings.get("edit_steps", 1))
     is_cut = f"T5 reads {max_tokens} tokens (backbone.max_text_tokens) and nothing behind them"
     clip_tokens = _CLIP_TOKENS if clip is None else clip.longest
     is_pooled = f"CLIP gives one pooled vector of the first {clip_tokens} tokens; T5 reads the instruction itself"

@@ -45,6 +45,11 @@ class FluxTextStates:
         """Forgets what was kept; called when the encoders move to another device."""
         self._memo.clear()
 
+    @property
+    def memo(self) -> TensorMemo:
+        """What was kept."""
+        return self._memo
+
     def _encode(self, text: str) -> tuple[Tensor, Tensor]:
         if not self._has_warned_of_cut:
             self._warn_if_cut(text)

@@ -1,8 +1,8 @@
 """The parts of a stock pipeline: where they lie, what they are, and which denoiser the pipeline uses."""
 
 import hashlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
 from physedit.models.lora import unwrapped
+from physedit.models.memo import TensorMemo, TensorShelf
 from physedit.models.pipeline_folder import INDEX
 from physedit.models.quantization import Quantization, check_compiling
 from physedit.models.weights import RANDOM_TINY, hash_modules, name_weights
@@ -25,10 +26,13 @@ CompileBackend = Literal["inductor", "aot_eager"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ENCODING_VERSION = 1
 """Raised when the same pictures and instructions would be encoded otherwise; encoded caches of before do not count."""
+MOST_STEPS = 1000
+"""Source: ``num_train_timesteps`` of the released schedulers, diffusers."""
 _COMPILED_VARIANTS = 64
 """torch's own limit of 8, beyond which blocks run uncompiled, is passed by training, evaluation with and without the
 adapter, each at two sizes and more, of blocks with unlike adapters."""
 _VAE = "vae"
+_FOLDER_LETTERS = 32
 _DENOISER = "transformer"
 
 
@@ -127,6 +131,20 @@ class PipelineParts:
         else:
             name = name_weights(self._weights, {INDEX, *self.pipeline.components} - {_DENOISER})
         return _hash(ENCODING_VERSION, name, str(self.dtype), *settings)
+
+    @contextmanager
+    def keeping(self, folder: Path, encoding_key: str, memos: Mapping[str, TensorMemo]) -> Iterator[None]:
+        """Within the context what the memos keep is kept below ``folder`` too, and taken from there.
+
+        What was encoded with another key, torch or device is never taken.
+        """
+        on_gpu = self.device.type == "cuda"
+        device_name = torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+        place = folder / _hash(encoding_key, torch.__version__, device_name)[:_FOLDER_LETTERS]
+        with ExitStack() as shelves:
+            for name, memo in memos.items():
+                shelves.enter_context(memo.shelved(TensorShelf(place / name, self.device)))
+            yield
 
     def to(self, device: torch.device) -> None:
         """Moves the denoiser, and resident encoders, to ``device``."""
@@ -227,6 +245,17 @@ def checked_dtype(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise ValueError(f"backbone.dtype is '{dtype}'; it must be one of {', '.join(DTYPES)}.")
     return DTYPES[dtype]
+
+
+def checked_steps(edit_steps: object) -> int:
+    """Returns the denoising steps of edits that ask for no other number.
+
+    Raises:
+        ValueError: it is no whole number of 1 to ``MOST_STEPS``.
+    """
+    if not isinstance(edit_steps, int) or not 1 <= edit_steps <= MOST_STEPS:
+        raise ValueError(f"backbone.edit_steps is {edit_steps}; it must be a whole number of 1 to {MOST_STEPS}.")
+    return edit_steps
 
 
 def _kinds(pipeline: Any, *, but: Collection[str]) -> list[tuple[str, str]]:

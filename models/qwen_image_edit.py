@@ -2,11 +2,11 @@
 
 Whatever the pipeline passes to its transformer, training passes for the same pictures, prompt, noise, sigma.
 
-Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens, T text tokens,
-D width.
+Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens, T text tokens, D width.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +20,13 @@ from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapt
 from physedit.models.backbone import Conditioning, join
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
-from physedit.models.memo import TensorMemo
+from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
-from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype
+from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype, checked_steps
 from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
+from physedit.models.qwen_given_latents import encoding_to
 from physedit.models.qwen_outline import qwen_outline
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
@@ -40,12 +41,9 @@ from physedit.models.qwen_pipeline import (
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
-from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, check_room, full_mask, padded
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, check_room, in_place_of_prompt, padded
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
-
-_LATENT_MEMO_BYTES = 2**28
-"""Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
 
 
 class QwenImageEdit:
@@ -66,6 +64,7 @@ class QwenImageEdit:
         gradient_checkpointing: bool = False,
         compile_blocks: CompileBackend | None = None,
         edit_guidance: float = 4.0,
+        edit_steps: int = 50,
         negative_prompt: str = " ",
     ) -> None:
         """Loads the pipeline on the CPU, frozen and in evaluation mode.
@@ -83,14 +82,16 @@ class QwenImageEdit:
             gradient_checkpointing: recompute each block in the backward pass.
             compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
             edit_guidance: the true guidance of edits that ask for no other.
+            edit_steps: the denoising steps of edits that ask for no other number.
             negative_prompt: what an edit with guidance above 1 is led away from, seen with the same pictures.
 
         Raises:
-            ValueError: no such weights, dtype, pipeline, placement, area or guidance.
+            ValueError: no such weights, dtype, pipeline, placement, area, guidance or steps.
         """
         self._max_sources = MAX_SOURCES[checked_pipeline(pipeline)]
         self._area_px, self._vision_area_px = checked_areas(pipeline, area_px, vision_area_px)
         self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
+        self._edit_steps = checked_steps(edit_steps)
         self._negative_prompt = negative_prompt
         found = found_weights(weights, pipeline)
         check_quantization(quantization, weights)
@@ -100,7 +101,7 @@ class QwenImageEdit:
         self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
         self._dtype = self._parts.dtype
         self._text = QwenTextStates(self._parts)
-        self._latent_memo = TensorMemo(_LATENT_MEMO_BYTES)
+        self._latent_memo = TensorMemo(LATENT_MEMO_BYTES)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -135,6 +136,11 @@ class QwenImageEdit:
     def default_guidance(self) -> float:
         """The ``edit_guidance`` it was built with."""
         return self._edit_guidance
+
+    @property
+    def default_num_steps(self) -> int:
+        """The ``edit_steps`` it was built with."""
+        return self._edit_steps
 
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """Both sizes are ``qwen_size``."""
@@ -184,6 +190,10 @@ class QwenImageEdit:
         """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
         self._text.forget()
         self._latent_memo.clear()
+
+    def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
+        """See ``PipelineParts.keeping``."""
+        return self._parts.keeping(folder, self.encoding_key, {"text": self._text.memo, "pictures": self._latent_memo})
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -292,26 +302,25 @@ class QwenImageEdit:
         """
         check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
-        height, width = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
+        sizes = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources)
         parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
         with self._parts.encoding():
             texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]
         edited = []
-        with (
-            self._parts.editing_with(denoiser),
-            working_at(self._pipeline, self._area_px, self._vision_area_px),
-        ):
+        with self._parts.editing_with(denoiser), working_at(self._pipeline, self._area_px, self._vision_area_px):
             for part, text in zip(parts, texts, strict=True):
-                pictures: Tensor = self._pipeline(
-                    image=[as_image(picture) for pictures in given[part] for picture in pictures],
-                    height=height,
-                    width=width,
-                    num_inference_steps=num_steps,
-                    true_cfg_scale=guidance,
-                    generator=list(generators[part]),
-                    output_type="pt",
-                    **text,
-                ).images
+                latents = [self._latents(pictures) for pictures in stacked_sources(given[part], sizes)]
+                with encoding_to(self._pipeline, latents):
+                    pictures: Tensor = self._pipeline(
+                        image=[as_image(picture) for pictures in given[part] for picture in pictures],
+                        height=sizes.output[0],
+                        width=sizes.output[1],
+                        num_inference_steps=num_steps,
+                        true_cfg_scale=guidance,
+                        generator=list(generators[part]),
+                        output_type="pt",
+                        **text,
+                    ).images
                 edited.append(as_bytes(pictures))
         return torch.cat(edited)
 
@@ -358,14 +367,9 @@ class QwenImageEdit:
         self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], guidance: float
     ) -> dict[str, Tensor]:
         """Returns what the pipeline takes in place of prompts."""
-        text = self._states(given, instructions)
-        taken = {"prompt_embeds": text[PROMPTS], "prompt_embeds_mask": full_mask(text)}
+        taken = in_place_of_prompt("prompt", self._states(given, instructions))
         if guidance > 1:
-            negative = self._states(given, [self._negative_prompt] * len(given))
-            taken |= {
-                "negative_prompt_embeds": negative[PROMPTS],
-                "negative_prompt_embeds_mask": full_mask(negative),
-            }
+            taken |= in_place_of_prompt("negative_prompt", self._states(given, [self._negative_prompt] * len(given)))
         return taken
 
     def _latents(self, pictures: Tensor) -> Tensor:

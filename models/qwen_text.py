@@ -62,6 +62,11 @@ class QwenTextStates:
         """Forgets what was kept; called when the encoder moves to another device."""
         self._memo.clear()
 
+    @property
+    def memo(self) -> TensorMemo:
+        """What was kept."""
+        return self._memo
+
     def _encode(self, pictures: Sequence[Tensor], text: str) -> tuple[Tensor]:
         """Returns the states of one instruction, ``[T, D]``."""
         self._parts.fetch_text_encoders()
@@ -114,6 +119,11 @@ def padded(states: Sequence[Tensor]) -> Mapping[str, Tensor]:
 def full_mask(text: Mapping[str, Tensor]) -> Tensor:
     """Returns the mask of ``states_of``'s result, of ones where there is none: the pipeline warns without one."""
     return text[MASK] if MASK in text else torch.ones_like(text[PROMPTS][..., 0], dtype=torch.long)
+
+
+def in_place_of_prompt(prompt: str, text: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns what the pipelines take in place of their argument ``prompt``, from ``states_of``'s result."""
+    return {f"{prompt}_embeds": text[PROMPTS], f"{prompt}_embeds_mask": full_mask(text)}
 
 
 def _shown(text: str) -> str:

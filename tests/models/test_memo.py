@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from physedit.models.memo import TensorMemo
+from physedit.models.memo import TensorMemo, TensorShelf
 
 ENTRY_BYTES = 4 * 10
 
@@ -53,3 +55,35 @@ def test_cleared_memo_makes_anew() -> None:
     memo.get("a", lambda: entry(1.0))
     memo.clear()
     assert memo.get("a", lambda: entry(2.0))[0][0] == 2
+
+
+def test_a_shelf_outlives_the_memo_and_gives_the_same_bits(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def make() -> tuple[Tensor, ...]:
+        calls.append("made")
+        return torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).t(), torch.ones(4, dtype=torch.bfloat16)
+
+    shelf = TensorShelf(tmp_path / "shelf", torch.device("cpu"))
+    first = TensorMemo(limit_bytes=0)  # keeps nothing itself
+    with first.shelved(shelf):
+        made, found = first.get("a", make), first.get("a", make)
+    assert all(torch.equal(*pair) for pair in zip(made, found, strict=True))
+    assert [value.dtype for value in found] == [torch.float32, torch.bfloat16]
+    assert calls == ["made"]
+    first.get("a", make)
+    assert calls == ["made", "made"], "outside the context nobody looks at the shelf"
+
+
+def test_a_damaged_entry_of_a_shelf_is_made_anew(tmp_path: Path) -> None:
+    shelf = TensorShelf(tmp_path, torch.device("cpu"))
+    shelf.put("a", entry(1.0))
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-4])
+    assert shelf.find("a") is None
+    with (memo := TensorMemo(limit_bytes=0)).shelved(shelf):
+        memo.get("a", lambda: entry(2.0))
+    found = shelf.find("a")
+    assert found is not None
+    assert found[0][0] == 2
+    assert shelf.find("b") is None

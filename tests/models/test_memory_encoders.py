@@ -221,3 +221,24 @@ def test_training_without_text_encoders_is_refused() -> None:
 def test_an_unknown_placement_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"backbone\.encoders is 'gone'; it must be one of resident, offload, absent"):
         EDITORS[name](encoders="gone")
+
+
+@pytest.mark.parametrize("encoders", ["resident", "offload"])
+def test_what_an_edit_encoded_is_taken_from_a_folder_by_a_later_process(
+    name: str, encoders: str, tmp_path: Path
+) -> None:
+    source = batch_of(1).sources[0]
+    first, second = EDITORS[name](encoders=encoders), EDITORS[name](encoders=encoders)
+    expected = edit(EDITORS[name](encoders=encoders), source, guidance=4.0)
+    with first.keeping_encoded(tmp_path):
+        assert torch.equal(edit(first, source, guidance=4.0), expected)
+    runs: list[str] = []
+    for part in ENCODERS[name]:
+        getattr(second._pipeline, part).register_forward_pre_hook(lambda *_, part=part: runs.append(part))
+    second._pipeline.vae.encoder.register_forward_pre_hook(lambda *_: runs.append("vae"))
+    with second.keeping_encoded(tmp_path):
+        assert torch.equal(edit(second, source, guidance=4.0), expected)
+        assert runs == []
+    second.forget()
+    assert torch.equal(edit(second, source, guidance=4.0), expected)
+    assert set(runs) == {*ENCODERS[name], "vae"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class PaintingEditor:
 
     max_sources = 1
     default_guidance = 2.5
+    default_num_steps = 3
     lora_presets: Mapping[str, tuple[str, ...]] = {"attention": ("base",)}
 
     def __init__(self, *, only_even: bool = False, fail_after: int | None = None) -> None:
@@ -69,6 +70,9 @@ class PaintingEditor:
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         size = max(1, round(height / 8)) * 8, max(1, round(width / 8)) * 8
         return PictureSizes(source=size, output=size)
+
+    def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def encode(self, batch: EditBatch) -> Conditioning:
         target, source = (torch.stack(p).float() / 127.5 - 1 for p in (batch.targets, batch.sources))
