@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from physedit.data_loaders.arrow_batches import ArrowBatches
 from physedit.data_loaders.rows import PictureFile, StoredPicture, digest, row_name, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
-from physedit.data_loaders.tables import num_parquet_rows, refuse_damage, require_columns
+from physedit.data_loaders.tables import num_parquet_rows, parquet_columns, refuse_damage, require_columns
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,8 @@ SAVED_MARK, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which a folder written by ``datasets.save_to_disk`` is known: one set, or several splits."""
 
 _LARGE_GIB = 1.0
+_PLACES_FORMAT = 1
+"""Raised when what is kept beside the Arrow cache would be read otherwise."""
 _DOWNLOAD_AGAIN = "Download or write it again."
 
 
@@ -45,34 +48,45 @@ class ArrowRows:
     """Random access to the rows of a memory-mapped table. Picklable: a copy maps the same files."""
 
     def __init__(
-        self, table: Any, files: Sequence[Path], counts: Sequence[int], *, texts: Sequence[str], pictures: Sequence[str]
+        self,
+        batches: ArrowBatches,
+        files: Sequence[Path],
+        counts: Sequence[int],
+        *,
+        texts: Sequence[str],
+        pictures: Sequence[str],
     ) -> None:
-        """Takes a ``datasets.Dataset`` whose pictures are not decoded.
+        """Takes the batches of a ``datasets.Dataset``.
 
         Args:
-            table: in the order of ``files``; datasets ships no types.
+            batches: in the order of ``files``.
             files: where the rows come from.
             counts: rows of each file.
             texts: text columns.
             pictures: picture columns: structs of ``bytes`` and ``path``.
         """
-        self._table = table
+        self._batches = batches
         self._files = tuple(files)
         self._ends = list(itertools.accumulate(counts))
         self._texts = tuple(texts)
         self._pictures = tuple(pictures)
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self._batches)
 
     def row(self, index: int) -> Mapping[str, object]:
         """Returns the columns of row ``index``; no picture is copied."""
-        row: dict[str, object] = {name: self._table.data.column(name)[index].as_py() for name in self._texts}
-        return row | {name: self.picture(index, name) for name in self._pictures}
+        names = (*self._texts, *self._pictures)
+        cells = dict(zip(names, self._batches.cells(index, names), strict=True))
+        row: dict[str, object] = {name: cells[name].as_py() for name in self._texts}
+        return row | {name: self._picture(cells[name], index, name) for name in self._pictures}
 
     def picture(self, index: int, column: str) -> StoredPicture | None:
         """Returns the picture in one cell, if there is one."""
-        cell = self._table.data.column(column)[index]
+        (cell,) = self._batches.cells(index, (column,))
+        return self._picture(cell, index, column)
+
+    def _picture(self, cell: Any, index: int, column: str) -> StoredPicture | None:
         if not cell.is_valid:
             return None
         if cell["bytes"].is_valid:
@@ -86,8 +100,7 @@ class ArrowRows:
 
     def texts(self, column: str) -> Sequence[object]:
         """Returns one text column of all rows."""
-        values: Sequence[object] = self._table.data.column(column).to_pylist()
-        return values
+        return self._batches.values(column)
 
     def origin(self, index: int) -> Origin:
         """Returns the file of row ``index`` and its number in that file."""
@@ -103,22 +116,48 @@ class ArrowRows:
         return digest(["arrow", *map(stamp, self._files)])
 
 
-def parquet_rows(files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str]) -> ArrowRows:
-    """Returns the rows of parquet files, in their order; the caller has checked that all files have the columns.
+def parquet_rows(
+    files: Sequence[Path], *, texts: Sequence[str], pictures: Sequence[str], lacking: str = ""
+) -> ArrowRows:
+    """Returns the rows of parquet files, in their order.
 
     Parquet itself can only be read by whole row groups (about 100 pictures), so the rows go once through the Arrow
     cache of HF ``datasets`` and are memory-mapped from there: a row costs its own bytes. Ranks that open the same files
-    wait for each other's conversion.
+    wait for each other's conversion. Beside the cache stands where its batches are, so that what was converted opens
+    without a look at the files.
+
+    Args:
+        files: all with the columns.
+        texts: text columns.
+        pictures: picture columns.
+        lacking: what to do if a file lacks a column.
 
     Raises:
-        DatasetLayoutError: no rows, or a file that cannot be read to its end.
+        DatasetLayoutError: no rows, a column that a file lacks, or a file that cannot be read to its end.
     """
+    from datasets import config
+
+    known = [str(file.absolute()) + stamp(file) for file in files]
+    name = digest([f"{_PLACES_FORMAT}", *texts, "", *pictures, "", *known])
+    place = Path(config.HF_DATASETS_CACHE) / "row_places" / f"{name}.arrow"
+    kept = ArrowBatches.kept(place)
+    if kept is not None:
+        counts, batches = kept
+        return ArrowRows(batches, files, counts, texts=texts, pictures=pictures)
+    for file in files:
+        require_columns(str(file), parquet_columns(file), (*texts, *pictures), remedy=lacking)
+    counts = [num_parquet_rows(file) for file in files]
+    batches = ArrowBatches.listed(_converted(files, counts, _features(texts, pictures)))
+    batches.keep(place, counts)
+    return ArrowRows(batches, files, counts, texts=texts, pictures=pictures)
+
+
+def _converted(files: Sequence[Path], counts: Sequence[int], features: Any) -> list[Path]:
+    """Returns the Arrow files in the cache that hold the rows of parquet files, converted if they are not there."""
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
     _announce_conversion(files)
-    features = _features(texts, pictures)
-    counts = [num_parquet_rows(file) for file in files]
     filled = [str(file) for file, count in zip(files, counts, strict=True) if count]
     if not filled:
         raise DatasetLayoutError(f"{', '.join(map(str, files))}: the data set has no rows. {_DOWNLOAD_AGAIN}")
@@ -131,7 +170,7 @@ def parquet_rows(files: Sequence[Path], *, texts: Sequence[str], pictures: Seque
         raise DatasetLayoutError(
             f"{', '.join(filled)}: the rows cannot be converted: {error.__cause__ or error}. {_DOWNLOAD_AGAIN}"
         ) from error
-    return ArrowRows(table, files, counts, texts=texts, pictures=pictures)
+    return [Path(file["filename"]) for file in table.cache_files]
 
 
 def saved_rows(folder: Path, *, texts: Sequence[str], pictures: Sequence[str]) -> ArrowRows:
@@ -149,23 +188,14 @@ def saved_rows(folder: Path, *, texts: Sequence[str], pictures: Sequence[str]) -
             f"{folder / (splits or ['train'])[0]}."
         )
     try:
-        table = load_from_disk(str(folder))
+        table = load_from_disk(str(folder), keep_in_memory=False)
     except (OSError, ValueError, KeyError) as error:
         raise DatasetLayoutError(f"{folder} is no data set that can be loaded: {error}. {_DOWNLOAD_AGAIN}") from error
     require_columns(str(folder), dict.fromkeys(table.column_names), (*texts, *pictures))
     _require_picture_features(table, folder, pictures)
-    table = table.select_columns([*texts, *pictures])
-    files = [Path(file["filename"]) for file in table.cache_files]
-    return ArrowRows(table, files or [folder / SAVED_MARK], _counts(table, files), texts=texts, pictures=pictures)
-
-
-def _counts(table: Any, files: Sequence[Path]) -> list[int]:
-    """Returns the rows of each Arrow file, or all rows for a table of one file or none."""
-    from datasets import Dataset
-
-    if len(files) < 2:
-        return [table.num_rows]
-    return [Dataset.from_file(str(file)).num_rows for file in files]
+    batches = ArrowBatches.listed([Path(file["filename"]) for file in table.cache_files])
+    files = batches.paths or [folder / SAVED_MARK]
+    return ArrowRows(batches, files, batches.counts or [0], texts=texts, pictures=pictures)
 
 
 def _require_picture_features(table: Any, folder: Path, pictures: Sequence[str]) -> None:

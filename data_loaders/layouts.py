@@ -8,7 +8,7 @@ from physedit.data_loaders.metadata_rows import METADATA_FILES, TABLE_ENDINGS, M
 from physedit.data_loaders.row_group_rows import RowGroupRows
 from physedit.data_loaders.rows import PairColumns, Rows
 from physedit.data_loaders.sample import DatasetLayoutError
-from physedit.data_loaders.tables import find_parquet_files, parquet_columns, require_columns
+from physedit.data_loaders.tables import find_parquet_files
 from physedit.data_loaders.tar_rows import TarRows
 
 _PARQUET = ("data/train-*.parquet", "train-*.parquet")
@@ -63,9 +63,7 @@ def open_parquet(path: Path, columns: PairColumns, *, missing: str, lacking: str
         DatasetLayoutError: no files there, no rows, or a column is missing.
     """
     files = find_parquet_files(path, remedy=missing)
-    for file in files:
-        require_columns(str(file), parquet_columns(file), (*columns.texts, *columns.pictures), remedy=lacking)
-    return parquet_rows(files, texts=columns.texts, pictures=columns.pictures)
+    return parquet_rows(files, texts=columns.texts, pictures=columns.pictures, lacking=lacking)
 
 
 def open_streamed(path: str, columns: PairColumns, *, remedy: str) -> Rows:
