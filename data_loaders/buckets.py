@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from physedit.data_loaders.order import portions
 from physedit.data_loaders.sample import PictureSizeError
 
 SizeRule = Callable[[int, int], Hashable]
@@ -22,11 +23,12 @@ class Buckets:
     """The bucket of every row.
 
     Attributes:
-        numbers: int32 ``[N]``; ``NO_BUCKET`` for a row whose size the editor does not take.
+        numbers: ``[N]``, int16 unless more sizes differ than it can count; ``NO_BUCKET`` for a row whose size the
+            editor does not take.
         sizes: what the size rule gives for each bucket.
     """
 
-    numbers: NDArray[np.int32]
+    numbers: NDArray[np.signedinteger]
     sizes: tuple[Hashable, ...]
 
 
@@ -39,11 +41,11 @@ def find_buckets(sources: NDArray[np.int32], sizes_of: SizeRule) -> Buckets:
         sources: height and width of each row's source, ``[N, 2]``; a side below 1 is a row without a source.
         sizes_of: the editor's size rule; it refuses a size with ``PictureSizeError``.
     """
-    stored, places = np.unique(sources.astype(np.int64) @ np.array([1 << 31, 1]), return_inverse=True)  # [U], [N]
+    stored, places = _distinct(sources)
     numbers: dict[Hashable, int] = {}
     found = np.full(len(stored), NO_BUCKET, np.int32)
-    for place, code in enumerate(stored.tolist()):
-        height, width = divmod(code, 1 << 31)
+    for place in np.argsort(stored).tolist():  # in the order of sizes, which does not depend on that of rows
+        height, width = divmod(int(stored[place]), 1 << 31)
         if min(height, width) < 1:
             continue
         try:
@@ -51,4 +53,20 @@ def find_buckets(sources: NDArray[np.int32], sizes_of: SizeRule) -> Buckets:
         except PictureSizeError:
             continue
         found[place] = numbers.setdefault(sizes, len(numbers))
-    return Buckets(found[places], tuple(numbers))
+    for portion in portions(len(places)):
+        places[portion] = found[places[portion]]
+    return Buckets(places, tuple(numbers))
+
+
+def _distinct(sources: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.signedinteger]]:
+    """Returns the sizes that occur as ``height * 2**31 + width``, ``[U]``, and which of them each row has, ``[N]``."""
+    known: dict[int, int] = {}
+    places: NDArray[np.signedinteger] = np.empty(len(sources), np.int16)
+    for portion in portions(len(sources)):
+        sides = sources[portion].astype(np.int64)
+        codes, inverse = np.unique((sides[:, 0] << 31) + sides[:, 1], return_inverse=True)
+        numbers = np.array([known.setdefault(code, len(known)) for code in codes.tolist()], np.int32)
+        if len(known) > np.iinfo(places.dtype).max:
+            places = places.astype(np.int32)
+        places[portion] = numbers[inverse]
+    return np.array(list(known), np.int64), places

@@ -6,21 +6,28 @@ does not depend on the micro batch, and no slot is empty.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from physedit.data_loaders.buckets import NO_BUCKET, Buckets
-from physedit.data_loaders.order import EMPTY, BucketEpochs, PlainEpochs, level_at
+from physedit.data_loaders.order import EMPTY, BucketEpochs, PlainEpochs, level_at, portions
 from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.size_index import NONE, SizeIndex
 from physedit.data_loaders.turns import Turns
 
 UNFIT_SIZE = "a size that the editor does not take"
+_LARGE = 0.99
+"""Quantile of the bytes of a pair; see ``RunPlan.large_pair_bytes``."""
+
+_Rows = range | NDArray[np.int32]
+"""Ascending numbers of rows; a range costs nothing and is what most sets have."""
+_Kind = TypeVar("_Kind", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class RunPlan:
         self._seed = seed
         self.levels = levels
         self._usable = (index.rows["problem"] == NONE) & (buckets.numbers != NO_BUCKET)  # [N]
-        self.num_buckets = len(np.unique(buckets.numbers[self._usable]))
+        self.num_buckets = self._num_buckets()
         self.unit = micro_batch if self.num_buckets > 1 else 1
         self._leaves: list[_Leaf] = []
         branches = [self._branch(member, balance) for member in members]
@@ -122,7 +129,7 @@ class RunPlan:
     @property
     def shown(self) -> Sequence[tuple[int, tuple[PromptLevel, ...]]]:
         """Rows that are shown, in ascending order, each with the levels it is shown at."""
-        return sorted((row, leaf.levels) for leaf in self._leaves for row in leaf.rows.tolist())
+        return sorted((int(row), leaf.levels) for leaf in self._leaves for row in leaf.rows)
 
     @property
     def num_samples(self) -> int:
@@ -137,14 +144,22 @@ class RunPlan:
     @property
     def num_fitted(self) -> int:
         """Rows in use whose target is not of their source's size."""
-        differ = (self.index.rows["source"] != self.index.rows["target"]).any(axis=1)
+        source, target = self.index.rows["source"], self.index.rows["target"]
+        differ = (source[:, 0] != target[:, 0]) | (source[:, 1] != target[:, 1])
         return int((differ & self._usable).sum())
 
     @property
     def large_pair_bytes(self) -> int:
         """Bytes of the pixels of a pair, source and target, that at most one in a hundred exceeds."""
-        sizes = [self.index.rows[name][self._usable].astype(np.int64) for name in ("source", "target")]
-        return int(np.quantile(sum(3 * size.prod(axis=1) for size in sizes), 0.99, method="higher"))
+        pixels = np.zeros(self.num_rows, np.uint32)  # each picture has at most MAX_PIXELS
+        for portion in portions(self.num_rows):
+            for name in ("source", "target"):
+                sides = self.index.rows[name][portion].astype(np.uint32)
+                pixels[portion] += sides[:, 0] * sides[:, 1]
+        pixels[~self._usable] = 0
+        rank = math.ceil(_LARGE * (self.num_usable - 1)) + self.num_rows - self.num_usable
+        pixels.partition(rank)
+        return 3 * int(pixels[rank])
 
     @property
     def unusable(self) -> Sequence[tuple[int, str]]:
@@ -156,9 +171,9 @@ class RunPlan:
         """Names what stands where: equal digests and settings give the same samples at the same positions."""
         content = hashlib.sha256(f"{self.unit}".encode())
         for leaf in self._leaves:
-            content.update(leaf.rows.tobytes())
+            content.update(np.asarray(leaf.rows, np.int64).tobytes())
             if self.unit > 1:
-                _, numbers = np.unique(self._buckets.numbers[leaf.rows], return_inverse=True)
+                _, numbers = np.unique(_taken(self._buckets.numbers, leaf.rows), return_inverse=True)
                 content.update(numbers.astype(np.int64).tobytes())
         return content.hexdigest()[:32]
 
@@ -178,12 +193,21 @@ class RunPlan:
             level = level_at(position, self.levels.weights, self._seed)
         return Slot(int(node.rows[row]), level)
 
+    def _num_buckets(self) -> int:
+        is_used = np.zeros(len(self._buckets.sizes), bool)
+        for portion in portions(self.num_rows):
+            is_used[self._buckets.numbers[portion][self._usable[portion]]] = True
+        return int(is_used.sum())
+
     def _problem(self, row: int) -> str:
         number = int(self.index.rows["problem"][row])
         return UNFIT_SIZE if number == NONE else self.index.problems[number]
 
     def _branch(self, member: Member, balance: str) -> "_Leaf | _Branch":
-        rows = member.first + np.flatnonzero(self._usable[member.first : member.first + member.num_rows])
+        is_usable = self._usable[member.first : member.first + member.num_rows]
+        rows: _Rows = range(member.first, member.first + member.num_rows)
+        if not is_usable.all():
+            rows = (member.first + np.flatnonzero(is_usable)).astype(np.int32)
         of_whom = f" of {member.name}" if member.name else ""
         if len(rows) == 0:
             reasons = Counter(reason for row, reason in self.unusable if 0 <= row - member.first < member.num_rows)
@@ -192,18 +216,18 @@ class RunPlan:
         stream = f"order/{member.name}" if member.name else "order"
         if balance == "none":
             return self._leaf(rows, member, stream)
-        laws = self.index.rows["law"][rows]
-        lacking = rows[laws == NONE]
+        laws, numbered = _taken(self.index.rows["law"], rows), np.asarray(rows, np.int32)
+        lacking = numbered[laws == NONE]
         if len(lacking):
             raise ValueError(
                 f"order.balance=law needs a law for every row, but {len(lacking)} of {len(rows)} rows{of_whom} have "
                 f"none, the first of them number {lacking[0]}. Name the column (data.law), or use order.balance=none."
             )
         named = sorted((self.index.laws[number], number) for number in np.unique(laws).tolist())
-        leaves = [self._leaf(rows[laws == number], member, f"{stream}/{law}") for law, number in named]
+        leaves = [self._leaf(numbered[laws == number], member, f"{stream}/{law}") for law, number in named]
         return _taking_turns(leaves, [1.0] * len(leaves))
 
-    def _leaf(self, rows: NDArray[np.int64], member: Member, stream: str) -> "_Leaf":
+    def _leaf(self, rows: _Rows, member: Member, stream: str) -> "_Leaf":
         shown = (member.level,) if member.level is not None else self.levels.shown
         is_drawn = member.level is None and self.levels.mode == "draw"
         times = 1 if is_drawn else len(shown)
@@ -211,7 +235,8 @@ class RunPlan:
         if self.unit == 1:
             epochs = PlainEpochs(len(rows) * times, seed=self._seed, stream=stream)
         else:
-            numbers = np.repeat(self._buckets.numbers[rows], times)
+            numbers = _taken(self._buckets.numbers, rows)
+            numbers = numbers if times == 1 else np.repeat(numbers, times)
             epochs = BucketEpochs(numbers, micro_batch=self.unit, seed=self._seed, stream=stream)
         self._leaves.append(_Leaf(rows, shown, times, is_drawn, epochs))
         return self._leaves[-1]
@@ -221,7 +246,7 @@ class RunPlan:
 class _Leaf:
     """Rows in an order of their own; a sample is a row, or a row at one of its ``times`` levels."""
 
-    rows: NDArray[np.int64]
+    rows: _Rows
     levels: tuple[PromptLevel, ...]
     times: int
     is_drawn: bool
@@ -242,3 +267,8 @@ class _Branch:
 
 def _taking_turns(children: "Sequence[_Leaf | _Branch]", weights: Sequence[float]) -> "_Leaf | _Branch":
     return children[0] if len(children) == 1 else _Branch(Turns(weights), children)
+
+
+def _taken(column: NDArray[_Kind], rows: _Rows) -> NDArray[_Kind]:
+    """Returns the values of rows; those of a range are not copied."""
+    return column[rows.start : rows.stop] if isinstance(rows, range) else column[rows]

@@ -1,10 +1,12 @@
+import hashlib
 import pickle
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from physedit.data_loaders.order import EMPTY, BucketEpochs, PlainEpochs, level_at
+from physedit.data_loaders import order as order_module
+from physedit.data_loaders.order import EMPTY, BucketEpochs, PlainEpochs, level_at, portions
 from physedit.data_loaders.sample import PromptLevel
 
 GOLDEN_ROWS = [8, 4, 6, 2, 7, 0, 5, 9, 1, 3, 2, 3]
@@ -34,6 +36,53 @@ def test_order_is_that_of_earlier_versions() -> None:
     order = PlainEpochs(10, seed=0, stream="order")
     assert [order.at(i) for i in range(12)] == GOLDEN_ROWS
     assert [level_at(i, EVEN, seed=0).value[0] for i in range(12)] == list(GOLDEN_LEVELS)
+
+
+def words_of(num_samples: int, epoch: int) -> np.ndarray:
+    """The random words that an order is defined by, as numpy gives them at once."""
+    digest = hashlib.sha256(f"7/order/{epoch}".encode()).digest()
+    return np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(num_samples)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 8191, 8192, 8193, 100_001])
+def test_order_is_that_of_a_stable_sort_of_random_words(num_samples: int) -> None:
+    """100,001 words have about one pair that is equal in its upper 32 bits."""
+    order = PlainEpochs(num_samples, seed=7, stream="order")
+    for epoch in range(3):
+        slots = range(epoch * num_samples, (epoch + 1) * num_samples)
+        assert [order.at(slot) for slot in slots] == np.argsort(words_of(num_samples, epoch), kind="stable").tolist()
+
+
+@pytest.mark.parametrize("kept_bits", [0xF000001F00000003, 0xFFFFFFFF, 0x1, 0xF << 60])
+def test_equal_words_keep_the_order_of_samples(kept_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = words_of(20_000, 0) & np.uint64(kept_bits)
+    monkeypatch.setattr(
+        order_module, "_raw_portions", lambda *_: ((portion, words[portion]) for portion in portions(len(words)))
+    )
+    order = PlainEpochs(20_000, seed=7, stream="order")
+    assert [order.at(slot) for slot in range(20_000)] == np.argsort(words, kind="stable").tolist()
+
+
+def slots_by_sorting(buckets: np.ndarray, size: int, epoch: int) -> list[int]:
+    """The slots of an epoch as they are defined: samples by bucket and word, filled up, micro batches by word."""
+    shuffled = np.argsort(words_of(len(buckets), epoch), kind="stable")
+    batches: list[list[int]] = []
+    for bucket in np.unique(buckets):
+        samples = [int(sample) for sample in shuffled if buckets[sample] == bucket]
+        samples += [EMPTY] * (-len(samples) % size)
+        batches += [samples[first : first + size] for first in range(0, len(samples), size)]
+    digest = hashlib.sha256(f"7/order/batches/{epoch}".encode()).digest()
+    words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(len(batches))
+    return [sample for batch in np.argsort(words, kind="stable") for sample in batches[batch]]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_epochs_of_buckets_are_those_of_earlier_versions(size: int) -> None:
+    buckets = (np.random.default_rng(0).integers(0, 6, 10_000) ** 2).astype(np.int16)
+    order = BucketEpochs(buckets, micro_batch=size, seed=7, stream="order")
+    for epoch in (0, 2):
+        slots = range(epoch * order.num_slots, (epoch + 1) * order.num_slots)
+        assert [order.at(slot) for slot in slots] == slots_by_sorting(buckets, size, epoch)
 
 
 def test_levels_follow_their_weights() -> None:
