@@ -6,6 +6,7 @@ adapters. Every number of the batch arithmetic is written into DeepSpeed's confi
 
 import copy
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,6 +33,12 @@ def asked_for() -> bool:
 
 def prepare_environment(*, on_cpu: bool) -> None:
     """Sets what DeepSpeed and accelerate read from the environment, before either looks."""
+    # DeepSpeed calls them by names that torch is giving up; nothing in a run can be done about it.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated",
+        category=FutureWarning,
+    )
     if not on_cpu:
         return
     os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_TORCH_DEVICE": "cpu"}

@@ -40,6 +40,7 @@ STOCK: dict[str, Callable[[], Any]] = {
     "flux_kontext": lambda: flux_pipeline.load_pipeline("random_tiny", torch.float32),
     "qwen_image_edit": lambda: qwen_pipeline.load_pipeline("QwenImageEditPipeline", "random_tiny", torch.float32),
 }
+SAID = "said.txt"
 Run = Callable[[str], Path]
 
 
@@ -58,6 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             command, env=environment, cwd=folder, timeout=300, check=False, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr[-4000:]
+        (folder / SAID).write_text(done.stdout + done.stderr)
         return folder
 
     return trained
@@ -91,6 +93,12 @@ def test_the_engine_that_was_asked_for_really_ran(run: Run, mode: str) -> None:
             assert engine["optimizer"] == optimizer
             assert engine["stage"] == zero_worker.ZERO_STAGES[mode]
             assert (engine["steps"], engine["accumulation"], engine["train_batch"]) == (NUM_STEPS, 1, GLOBAL_BATCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", zero_worker.ZERO_STAGES)
+def test_no_start_ends_with_a_warning_of_torch(run: Run, mode: str) -> None:
+    assert "FutureWarning" not in (run(mode) / SAID).read_text()
 
 
 @pytest.mark.slow
