@@ -19,6 +19,7 @@ from physedit.eval_hooks.judges.judge import (
     VerdictKind,
     is_final,
 )
+from physedit.eval_hooks.judges.protocols import FAILED_TASK_ANSWER
 from physedit.eval_hooks.picabench.annotations import Question
 from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
 from physedit.eval_hooks.picabench.folder import EditedItem
@@ -123,6 +124,8 @@ class Opened:
             JudgeUnavailable: see ``Judge.answer``.
         """
         image = self._take()
+        if question.fault is not None:
+            return Verdict(kind=VerdictKind.ERROR, raw="", explanation=question.fault, answer=FAILED_TASK_ANSWER)
         if image is None and (self.portrait.fault or self._judge.protocol.shown(None, question.box) is None):
             return Verdict(kind=VerdictKind.ERROR, raw="", explanation=f"not sent to the judge: {self._fault}")
         return self._judge.answer(image, JudgeQuestion(text=question.text, box=question.box))

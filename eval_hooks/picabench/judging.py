@@ -13,6 +13,7 @@ from pathlib import Path
 
 from physedit.eval_hooks.files import json_line, open_journal, read_json, read_json_lines, write_json, write_json_lines
 from physedit.eval_hooks.judges.judge import Judge, JudgeRefusesAll, Verdict, VerdictKind, is_final
+from physedit.eval_hooks.picabench.annotations import Reading
 from physedit.eval_hooks.picabench.answer_rows import (
     ANSWER_KEYS,
     answer_row,
@@ -105,7 +106,7 @@ def judge_folder(
 
     def ask() -> None:
         asking.append(Asking(judge, _known(sources, judge)))
-        questions = asking[0].open_questions(ranks.share(_portraits(folder)))
+        questions = asking[0].open_questions(ranks.share(_portraits(folder, judge)))
         report = with_time_left(progress, len(questions), "judging")
         with open_journal(folder / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
@@ -138,17 +139,18 @@ def count_unscored(folder: Path) -> int:
     return count_verdicts(folder).get(VerdictKind.UNSCORED.value, 0)
 
 
-def _portraits(folder: Path) -> list[Portrait]:
+def _portraits(folder: Path, judge: Judge) -> list[Portrait]:
     manifest = read_manifest(folder)
     if manifest is None:
         log.warning("%s has no manifest: nothing proves which settings made its pictures", folder)
     altered = verify_outputs(folder, manifest) if manifest else frozenset()
-    return [portrait(folder, item, altered) for item in read_meta_info(folder)]
+    items = read_meta_info(folder, Reading(judge.protocol.name))
+    return [portrait(folder, item, altered) for item in items]
 
 
 def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]) -> None:
     rows = []
-    for each in _portraits(folder):
+    for each in _portraits(folder, judge):
         for number, question in enumerate(each.item.questions):
             verdict = known.get(identity(each.picture, question, judge.judge_id))
             if verdict is None:
