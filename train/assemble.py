@@ -71,19 +71,32 @@ def _check_launch(accelerator: Accelerator, *, with_zero: bool) -> None:
         )
 
 
+def cut_denoiser(config: DictConfig, accelerator: Accelerator, denoiser: nn.Module, share: Share) -> None:
+    """Under ZeRO-3 cuts the denoiser over the ranks, else does nothing; all ranks call it.
+
+    It is called once the adapter is in place and before anything is moved to the device: there the denoiser is never
+    whole, but one parameter at a time.
+    """
+    if zero.stage_of(accelerator) == 3:
+        zero.cut(accelerator, denoiser, _arithmetic(config, share))
+
+
 def build_engine(config: DictConfig, accelerator: Accelerator, denoiser: nn.Module, share: Share) -> Engine:
     """Wraps the denoiser, whose adapter is in place and on its device, for the launch; all ranks call it.
 
     Raises:
         ConfigError: an optimizer or a DeepSpeed config that cannot be used.
     """
-    limit = config.max_grad_norm
-    arithmetic = Arithmetic(
-        share.micro_batch, share.accumulation, share.global_batch, None if limit is None else float(limit)
-    )
     optimizer = build_optimizer(config.optimizer, trainable(denoiser).values())
     kind = zero.ZeroEngine if accelerator.distributed_type == DistributedType.DEEPSPEED else PlainEngine
-    return kind(accelerator, denoiser, optimizer, arithmetic)
+    return kind(accelerator, denoiser, optimizer, _arithmetic(config, share))
+
+
+def _arithmetic(config: DictConfig, share: Share) -> Arithmetic:
+    limit = config.max_grad_norm
+    return Arithmetic(
+        share.micro_batch, share.accumulation, share.global_batch, None if limit is None else float(limit)
+    )
 
 
 def scenes_are_missing(config: DictConfig) -> bool:

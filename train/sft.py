@@ -22,6 +22,7 @@ from physedit.train.assemble import (
     build_checked,
     build_engine,
     build_hooks,
+    cut_denoiser,
     start_processes,
     write_scenes,
 )
@@ -99,6 +100,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
     for hook in hooks:
         hook.check()
 
+    cut_denoiser(config, accelerator, backbone.denoiser, share)
     backbone.to(accelerator.device)
     plan = build_plan(config, accelerator, backbone, dataset)
     folder = run_folder_of(config)

@@ -109,6 +109,23 @@ def _without_auto(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def cut(accelerator: Accelerator, denoiser: nn.Module, arithmetic: Arithmetic) -> None:
+    """Cuts the parameters of ``denoiser`` over the ranks, as ZeRO-3 keeps them; all ranks call it.
+
+    One parameter after the other goes to the device, is made that of rank 0 and is cut, so that a denoiser that lies in
+    the machine's memory is never whole on a device. What is cut already is left alone.
+
+    Raises:
+        ConfigError: see ``config_of``.
+    """
+    import deepspeed
+
+    given = accelerator.state.deepspeed_plugin.deepspeed_config
+    config = config_of(given, arithmetic, accelerator.num_processes)
+    # What DeepSpeed's engine would do itself, had it not moved the whole module to the device before.
+    deepspeed.zero.Init(module=denoiser, config_dict_or_path=config, dtype=torch.float32)
+
+
 class ZeroEngine:
     """DeepSpeed's engine around the denoiser; optimizer state, gradients and parameters are cut by its stage."""
 
@@ -127,6 +144,8 @@ class ZeroEngine:
         self._bare = bare
         self._optimizer = optimizer
         self._arithmetic = arithmetic
+        if self._config["zero_optimization"]["stage"] == 3:
+            cut(accelerator, bare, arithmetic)
         self._engine: Any = deepspeed.initialize(model=bare, optimizer=optimizer, config=self._config)[0]
         self._stage = int(self._engine.zero_optimization_stage())
         self._check_counts()

@@ -96,6 +96,16 @@ def test_the_engine_that_was_asked_for_really_ran(run: Run, mode: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("editor", EDITORS)
+def test_under_zero3_the_base_is_never_whole_on_a_device(run: Run, editor: str) -> None:
+    """It is cut parameter by parameter as it goes there; then nothing is left that a move could take."""
+    moves = record_of(run("zero3"))["moves"][editor]
+    assert moves["sent"] == moves["all"] > 10_000
+    assert moves["most_whole"] == moves["largest"] < moves["all"] // 4
+    assert moves["moved"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", zero_worker.ZERO_STAGES)
 def test_no_start_ends_with_a_warning_of_torch(run: Run, mode: str) -> None:
     assert "FutureWarning" not in (run(mode) / SAID).read_text()

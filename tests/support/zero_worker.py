@@ -29,7 +29,7 @@ from physedit.train.engine import Arithmetic, Engine, PlainEngine
 from physedit.train.objective import FlowMatching
 from physedit.train.rng import draw
 from physedit.train.state import trainable
-from physedit.train.zero import ZeroEngine, forget_transformers_config, prepare_environment
+from physedit.train.zero import ZeroEngine, cut, forget_transformers_config, prepare_environment
 
 ZERO_STAGES = {"zero2": 2, "zero3": 3}
 NUM_STEPS = 4
@@ -63,6 +63,8 @@ class Record:
     engines: dict[str, dict[str, Any]]
     losses: dict[str, list[float]]
     norms: dict[str, list[float]]
+    moves: dict[str, dict[str, int]]
+    """Under ZeRO-3, of the way to the device: see ``cut_watched``."""
 
 
 def environment_of(mode: str, extensions: Path) -> dict[str, str]:
@@ -79,16 +81,18 @@ def environment_of(mode: str, extensions: Path) -> dict[str, str]:
 def train_all(mode: str, folder: Path) -> Record:
     """Trains every editor and writes ``folder/EDITOR/`` and ``folder/record.json``; every rank calls it."""
     accelerator = start(mode)
-    engines, losses, norms = {}, {}, {}
+    engines, losses, norms, moves = {}, {}, {}, {}
     for name, build in EDITORS.items():
         backbone = build()
         add_adapter(backbone.denoiser, SETTINGS, targets=backbone.lora_presets["attention_mlp"], seed=SEED)
+        if mode == "zero3":
+            moves[name] = cut_watched(accelerator, backbone)
         engine, losses[name], norms[name] = train(accelerator, backbone, mode)
         engines[name] = describe(engine.denoiser)
         state = engine.adapter()
         if accelerator.is_main_process:
             backbone.save_adapter(state, str(folder / name), SETTINGS.format)
-    record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms)
+    record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms, moves)
     if accelerator.is_main_process:
         (folder / RECORD).write_text(json.dumps(vars(record)))
     accelerator.wait_for_everyone()
@@ -119,14 +123,51 @@ def config_of(stage: int) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
+def cut_watched(accelerator: Accelerator, backbone: Backbone) -> dict[str, int]:
+    """Cuts the denoiser as the trainer does, and returns how many of its numbers were where.
+
+    ``most_whole`` is the most that were whole on the device at once, ``largest`` the size of the largest parameter,
+    ``sent`` those that went there in all, ``moved`` those that ``Backbone.to`` then moved, and ``all`` all of them. The
+    device is the CPU, like what the denoiser lies in, so moves are counted where DeepSpeed makes them.
+    """
+    import deepspeed
+
+    counts = {
+        "all": sum(parameter.numel() for parameter in backbone.denoiser.parameters()),
+        "largest": max(parameter.numel() for parameter in backbone.denoiser.parameters()),
+        "sent": 0, "most_whole": 0,
+    }  # fmt: skip
+    arrived: list[nn.Parameter] = []
+    cut_one = deepspeed.zero.Init._zero_init_param  # it is called with a parameter that has just been sent
+
+    def watched(self: Any, parameter: nn.Parameter) -> None:
+        arrived.append(parameter)
+        counts["sent"] += parameter.numel()
+        counts["most_whole"] = max(counts["most_whole"], sum(each.numel() for each in arrived))
+        cut_one(self, parameter)
+
+    deepspeed.zero.Init._zero_init_param = watched
+    try:
+        cut(accelerator, backbone.denoiser, arithmetic_of(accelerator))
+        counts["moved"] = sum(parameter.numel() for parameter in backbone.denoiser.parameters())
+        backbone.to(accelerator.device)
+    finally:
+        deepspeed.zero.Init._zero_init_param = cut_one
+    return counts
+
+
+def arithmetic_of(accelerator: Accelerator) -> Arithmetic:
+    """Returns the counts of the run; there is no accumulation."""
+    return Arithmetic(GLOBAL_BATCH // accelerator.num_processes, 1, GLOBAL_BATCH, MAX_GRAD_NORM)
+
+
 def train(accelerator: Accelerator, backbone: Backbone, mode: str) -> tuple[Engine, list[float], list[float]]:
     """Returns the trainer's engine after the run, each step's loss and its gradient norm."""
     optimizer = torch.optim.AdamW(trainable(backbone.denoiser).values(), lr=1e-3, weight_decay=0.01)
     world = accelerator.num_processes
     share = Share(GLOBAL_BATCH // world, 1, accelerator.process_index, world)
-    arithmetic = Arithmetic(share.micro_batch, share.accumulation, share.global_batch, MAX_GRAD_NORM)
     kind = ZeroEngine if mode in ZERO_STAGES else PlainEngine
-    engine: Engine = kind(accelerator, backbone.denoiser.train(), optimizer, arithmetic)
+    engine: Engine = kind(accelerator, backbone.denoiser.train(), optimizer, arithmetic_of(accelerator))
     losses, norms = [], []
     for positions in share.positions(0, NUM_STEPS * GLOBAL_BATCH):
         conditioning = backbone.encode(batch_of(positions))
