@@ -74,6 +74,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def passes_take_all_ranks(self) -> bool:
+        """True if the denoiser is cut over the ranks: each of its forward passes, wrapped or bare, needs them all."""
+        ...
+
+    @property
     def learning_rate(self) -> float:
         """The rate of the next update."""
         ...
@@ -148,6 +153,11 @@ class PlainEngine:
     def denoiser(self) -> nn.Module:
         """The denoiser, in DDP if there are other processes."""
         return self._denoiser
+
+    @property
+    def passes_take_all_ranks(self) -> bool:
+        """False: the denoiser is whole on every rank."""
+        return False
 
     @property
     def learning_rate(self) -> float:

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class RunEvents:
             Exception: what a hook raised, if failures are to stop the run.
         """
         for hook in self.due(step):
-            report, errors = self.processes.attempt(partial(self._run_hook, hook, step))
+            report, errors = self._attempt(hook, step)
             self.failures = [each for each in self.failures if (each.hook, each.step) != (hook.name, step)]
             if report is None:
                 self._record_failure(hook, step, errors)
@@ -201,10 +200,17 @@ class RunEvents:
         shipped = live if average is None else {name: value.cpu() for name, value in average.values.items()}
         return Snapshot(progress, shipped, live, self.trainer.engine.optimizer_tensors())
 
-    def _run_hook(self, hook: EvalHook, step: int) -> EvalReport:
+    def _attempt(self, hook: EvalHook, step: int) -> tuple[EvalReport | None, list[Exception]]:
+        """Runs ``hook`` on the adapter that is shipped; what takes all ranks but may not fail is around the attempt."""
+        engine, average, denoiser = self.trainer.engine, self.trainer.average, self.backbone.denoiser
+        adapter_id = weights_digest(engine.adapter() if average is None else average.values)
+        passes = denoiser if engine.passes_take_all_ranks else None
+        with nullcontext() if average is None else engine.swapped(average.values):
+            return self.processes.attempt(lambda: hook.run(self._context(step, adapter_id)), passes)
+
+    def _context(self, step: int, adapter_id: str) -> EvalContext:
         denoiser = self.backbone.denoiser
-        average = self.trainer.average
-        context = EvalContext(
+        return EvalContext(
             step=step,
             backbone=self.backbone,
             denoiser=denoiser,
@@ -216,10 +222,8 @@ class RunEvents:
             barrier=self.processes.wait,
             progress=self._hook_progress,
             device=self.accelerator.device,
-            adapter_id=weights_digest(self.trainer.engine.adapter() if average is None else average.values),
+            adapter_id=adapter_id,
         )
-        with nullcontext() if average is None else self.trainer.engine.swapped(average.values):
-            return hook.run(context)
 
     def _hook_progress(self, done: int, total: int, label: str) -> None:
         self.bar.hook(done, total, label)

@@ -2,6 +2,9 @@
 
 A wait may last as long as an evaluation, so it is no collective: ranks look into the launch's key-value store, and
 every rank beats there from a thread of its own. A rank that has failed, or whose beat has stopped, ends the others.
+
+Where the denoiser is cut over the ranks (ZeRO-3), each forward pass is a collective too: ranks meet in the store before
+it, so that none begins one that another will not make.
 """
 
 import logging
@@ -10,26 +13,25 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from physedit.eval_hooks.ranks import FailedElsewhere
+from physedit.train import watch
 from physedit.train.signals import Stopped
+from physedit.train.watch import STOPPED, OutOfStep, Watch
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 3.0
-"""Ours: how often a rank shows that it is there, and looks after the others."""
-LOST_AFTER_S = 40.0
-"""Ours: a rank without a beat for so long is gone. Longer than any one call that keeps Python's other threads out."""
-GRACE_S = 10.0
-"""Ours: how long a rank that must end has to leave by itself, which it cannot from within a collective."""
-_LONGEST_PAUSE_S = 0.25
 _T = TypeVar("_T")
-_STOPPED = "stopped"
+_WAIT, _PASS = "wait", "pass"
+"""Where ranks meet: in a wait, and before a forward pass in which all of them take part."""
+_SECONDS_TO_EXPLAIN = 5.0
+"""Ours: how long a rank before a pass gives another, which waits elsewhere, to tell that it has failed."""
 
 
 def end_with_launcher() -> None:
@@ -47,15 +49,15 @@ def end_with_launcher() -> None:
         return  # rank 0 has the store, and may come later than this one
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        socket.create_connection(address, timeout=LOST_AFTER_S).close()
+        socket.create_connection(address, timeout=watch.LOST_AFTER_S).close()
     except OSError as error:
         raise FailedElsewhere(f"The launcher at {address[0]}:{address[1]} is gone: {error}.") from error
 
 
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
-        time.sleep(BEAT_S)
-    time.sleep(GRACE_S)
+        time.sleep(watch.BEAT_S)
+    time.sleep(watch.GRACE_S)
     logger.error("The launcher of this process is gone, and so it ends.")
     os._exit(1)
 
@@ -70,7 +72,7 @@ class Processes:
         self._scope, self._num_waits, self._num_scopes = "run", 0, 0
         # A group of its own on the CPU: a collective on the GPU would wait for all work queued there.
         self._group = dist.new_group(backend="gloo") if num_processes > 1 else None
-        self._watch = _Watch(num_processes, rank) if num_processes > 1 else None
+        self._watch = Watch(num_processes, rank) if num_processes > 1 else None
 
     def largest(self, value: int) -> int:
         """Returns the largest ``value`` over all ranks."""
@@ -80,16 +82,23 @@ class Processes:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
         return int(shared.item())
 
+    def gather(self, value: _T) -> list[_T]:
+        """Returns the ``value`` of every rank, in their order, once every rank has called it, as ``wait``."""
+        if self._group is None:
+            return [value]
+        self.wait()
+        values: list[Any] = [None] * self.num_processes
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
     def wait(self) -> None:
         """Returns once every rank has called it, however long that takes.
 
         Raises:
             FailedElsewhere: a rank has failed or is gone; or, within ``attempt``, its attempt has failed.
+            OutOfStep: within ``attempt``, another rank is elsewhere and will not come.
         """
-        if self._watch is None:
-            return
-        self._num_waits += 1
-        self._watch.gather(f"{self._scope}/wait/{self._num_waits}", gave_up=f"{self._scope}/gave_up")
+        self._meet(_WAIT)
 
     @contextmanager
     def rank_0_first(self) -> Iterator[None]:
@@ -100,14 +109,20 @@ class Processes:
         if self.rank == 0:
             self.wait()
 
-    def attempt(self, work: Callable[[], _T]) -> tuple[_T | None, list[Exception]]:
+    def attempt(self, work: Callable[[], _T], passes: nn.Module | None = None) -> tuple[_T | None, list[Exception]]:
         """Does ``work``, which may ``wait``, on every rank and returns its result and no errors, the same on all ranks.
 
         Where it fails on a rank, the waits in it end on all of them; then there is no result on any rank. The errors
         are this rank's own, if it has one of its own, and those that other ranks told.
 
+        Args:
+            work: what every rank does.
+            passes: a module that is cut over the ranks: they meet before each of its forward passes in ``work``.
+
         Raises:
             Stopped: on every rank, where a rank was stopped.
+            Exception: what this rank raised within a forward pass of ``passes``. The others wait in it for this one in
+                vain, and its parameters are not what they were: the run ends.
         """
         if self._watch is None:
             try:
@@ -117,8 +132,10 @@ class Processes:
         outer = self._scope, self._num_waits
         self._num_scopes += 1
         self._scope, self._num_waits = f"attempt/{self._num_scopes}", 0
+        shared = _Passes(lambda: self._meet(_PASS))
         try:
-            return self._attempted(self._watch, work)
+            with nullcontext() if passes is None else shared.of(passes):
+                return self._attempted(self._watch, work, shared)
         finally:
             self._scope, self._num_waits = outer
 
@@ -134,6 +151,19 @@ class Processes:
             raise errors[0]
         return cast(_T, result)  # without errors there is one
 
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        """Around all that the ranks do: its failure on one of them ends the others, and all leave it together."""
+        try:
+            yield
+        except Exception as error:
+            self.tell_failure(error)
+            raise
+        except Stopped:
+            self.close()
+            raise
+        self.close()
+
     def tell_failure(self, error: BaseException) -> None:
         """Tells the other ranks that this one ends because of ``error``."""
         if self._watch is not None:
@@ -146,22 +176,38 @@ class Processes:
             self.wait()
             self._watch.leave()
 
-    def _attempted(self, watch: "_Watch", work: Callable[[], _T]) -> tuple[_T | None, list[Exception]]:
+    def _meet(self, kind: str) -> None:
+        if self._watch is None:
+            return
+        self._num_waits += 1
+        place = f"{self._scope}/{self._num_waits}"
+        elsewhere = (f"{place}/{_PASS if kind == _WAIT else _WAIT}", f"{self._scope}/done")
+        patience_s = _SECONDS_TO_EXPLAIN if kind == _PASS else 0.0
+        self._watch.gather(
+            f"{place}/{kind}", gave_up=f"{self._scope}/gave_up", elsewhere=elsewhere, patience_s=patience_s
+        )
+
+    def _attempted(self, others: Watch, work: Callable[[], _T], passes: "_Passes") -> tuple[_T | None, list[Exception]]:
         gave_up = f"{self._scope}/gave_up"
         result, own = None, None
         try:
             result = work()
         except Exception as error:
-            own = error
-            watch.tell(gave_up, str(error) if isinstance(error, FailedElsewhere) else self._quoted(error))
+            if passes.is_within:
+                logger.error("[rank %d] Failed within a pass of all ranks; the run ends.", self.rank, exc_info=error)
+                self.tell_failure(error)
+                _end_soon()
+                raise
+            own = _cause(error)
+            others.tell(gave_up, str(own) if isinstance(own, FailedElsewhere) else self._quoted(own))
         except BaseException:
-            watch.tell(gave_up, _STOPPED)
+            others.tell(gave_up, STOPPED)
             raise
-        watch.gather(f"{self._scope}/done", gave_up=None, stopped=gave_up)
-        told = watch.told(gave_up)
+        others.gather(f"{self._scope}/done", gave_up=None, stopped=gave_up)
+        told = others.told(gave_up)
         if told is None:
             return (result, []) if own is None else (None, [own])
-        if told == _STOPPED:
+        if told == STOPPED:
             raise Stopped("Stopped with another process; what there is so far is kept.")
         elsewhere = FailedElsewhere(told)
         return None, [elsewhere if own is None or isinstance(own, FailedElsewhere) else own, elsewhere]
@@ -170,104 +216,44 @@ class Processes:
         return f"rank {self.rank}: {type(error).__name__}: {error}"
 
 
-class _Watch:
-    """This rank's view of the others in the launch's store, and the thread that keeps it."""
+class _Passes:
+    """Forward passes of a module that is cut over the ranks: each begins on all of them or on none."""
 
-    def __init__(self, num_processes: int, rank: int) -> None:
-        store: Any = dist.distributed_c10d._get_default_store()
-        # A connection of its own: another thread's blocking look-up must not hold up the beat.
-        self._store = dist.distributed_c10d.PrefixStore("physedit", store)
-        self._beats = dist.distributed_c10d.PrefixStore("physedit", store.clone())
-        self._num, self._rank = num_processes, rank
-        self._last: dict[int, tuple[int, float]] = {}
-        self._lost: str | None = None
-        self._is_over = threading.Event()
-        self._beats.add(self._beat_key(rank), 1)
-        self._thread = threading.Thread(target=self._run, name="physedit-beat", daemon=True)
-        self._thread.start()
+    def __init__(self, meet: Callable[[], None]) -> None:
+        self._meet = meet
+        self.is_within = False
+        """Stays true where a pass has raised."""
 
-    def gather(self, key: str, *, gave_up: str | None, stopped: str | None = None) -> None:
-        """Returns once all ranks have called it with ``key``; raises where that will not be."""
-        pause = 0.001
-        self._ask(lambda: self._store.add(key, 1))
-        while self._ask(lambda: self._store.add(key, 0)) < self._num:
-            self._raise_if_lost()
-            if gave_up is not None and (told := self.told(gave_up)) is not None:
-                if told == _STOPPED:
-                    raise Stopped("Stopped with another process; what there is so far is kept.")
-                raise FailedElsewhere(f"Another process failed. {told}")
-            if stopped is not None and self.told(stopped) == _STOPPED:
-                raise Stopped("Stopped with another process; what there is so far is kept.")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def tell(self, key: str, text: str) -> None:
-        """Leaves a word for all ranks, the first of which stays."""
+    @contextmanager
+    def of(self, module: nn.Module) -> Iterator[None]:
+        """Within the context ranks meet before every pass of ``module``."""
+        # Before the hooks that were there first, which gather parameters.
+        hooks = [
+            module.register_forward_pre_hook(self._begin, prepend=True), module.register_forward_hook(self._end),
+        ]  # fmt: skip
         try:
-            if self._store.add(f"{key}/writers", 1) == 1:
-                self._store.set(key, text)
-        except RuntimeError as error:
-            logger.warning("The other processes cannot be told: %s", error)
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def told(self, key: str) -> str | None:
-        """Returns the word that was left, if any."""
-        return self._ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+    def _begin(self, _module: nn.Module, _inputs: object) -> None:
+        self._meet()
+        self.is_within = True
 
-    def stop(self) -> None:
-        """Ends the beat."""
-        self._is_over.set()
-        self._thread.join()
+    def _end(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        self.is_within = False
 
-    def leave(self) -> None:
-        """Ends the beat; the rank with the store goes last."""
-        self.stop()
-        try:
-            self._store.add("left", 1)
-            while self._rank == 0 and self._store.add("left", 0) < self._num and self._lost is None:
-                time.sleep(0.01)
-        except RuntimeError:
-            return  # the others have left already
 
-    def _ask(self, question: Callable[[], _T]) -> _T:
-        try:
-            return question()
-        except RuntimeError as error:
-            raise FailedElsewhere(f"The process that started this run is gone: {error}") from error
+def _cause(error: Exception) -> Exception:
+    """Returns what a rank failed with before it waited for others, which were elsewhere, to say so."""
+    while isinstance(error, OutOfStep) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
 
-    def _raise_if_lost(self) -> None:
-        if self._lost is not None:
-            raise FailedElsewhere(self._lost)
 
-    def _run(self) -> None:
-        while not self._is_over.wait(BEAT_S):
-            try:
-                self._beats.add(self._beat_key(self._rank), 1)
-                self._lost = self._found_lost()
-            except RuntimeError as error:
-                self._lost = f"The process that started this run is gone: {error}"
-            if self._lost is not None:
-                break
-        if self._lost is None:
-            return
-        if not self._is_over.wait(GRACE_S):
-            logger.error("[rank %d] %s This process waits for it in vain and ends.", self._rank, self._lost)
-            os._exit(1)
-
-    def _found_lost(self) -> str | None:
-        if self._beats.check(["failed"]):
-            return f"Another process failed. {self._beats.get('failed').decode()}"
-        now = time.monotonic()
-        for rank in range(self._num):
-            if rank == self._rank:
-                continue
-            beat = self._beats.add(self._beat_key(rank), 0)
-            if beat == 0:
-                continue  # it has not joined yet
-            if rank not in self._last or self._last[rank][0] != beat:
-                self._last[rank] = (beat, now)
-            elif now - self._last[rank][1] > LOST_AFTER_S:
-                return f"Rank {rank} has not been heard of for {LOST_AFTER_S:.0f} s: it was killed, or hangs."
-        return None
-
-    def _beat_key(self, rank: int) -> str:
-        return f"beat/{rank}"
+def _end_soon() -> None:
+    """Has this process end by force unless it does by itself: what it has begun on a device may never finish."""
+    ending = threading.Timer(watch.GRACE_S, os._exit, (1,))
+    ending.daemon = True
+    ending.start()

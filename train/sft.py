@@ -64,16 +64,8 @@ def train(config: DictConfig, overrides: Sequence[str], command: str, stop: Stop
     """
     accelerator = start_processes(config)
     team = Team(accelerator, Processes(accelerator.num_processes, accelerator.process_index))
-    try:
-        reports = _train(config, overrides, command, stop, team)
-    except Exception as error:
-        team.processes.tell_failure(error)
-        raise
-    except Stopped:
-        team.processes.close()
-        raise
-    team.processes.close()
-    return reports
+    with team.processes.until_the_end():
+        return _train(config, overrides, command, stop, team)
 
 
 @dataclass(frozen=True, slots=True)

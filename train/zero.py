@@ -156,6 +156,11 @@ class ZeroEngine:
         return self._engine  # type: ignore[no-any-return]
 
     @property
+    def passes_take_all_ranks(self) -> bool:
+        """True under ZeRO-3, which gathers the denoiser layer by layer."""
+        return self._stage == 3
+
+    @property
     def learning_rate(self) -> float:
         """The rate of the next update."""
         return learning_rate(self._optimizer)
@@ -208,17 +213,18 @@ class ZeroEngine:
 
     @contextmanager
     def swapped(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Puts ``values`` into the parameters alone, and their own values back afterwards."""
+        """Puts ``values`` into the parameters alone, and their own values back afterwards.
+
+        Under ZeRO-3 an error that leaves the context ends the run: nothing is put back, which would take all ranks.
+        """
         if self._stage < 3:
             with swapped(self._bare, values):
                 yield
             return
         kept = self.adapter()
         self._write(values)
-        try:
-            yield
-        finally:
-            self._write(kept)
+        yield
+        self._write(kept)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Gathers the state, field by field; rank 0 returns it, the others take part."""
