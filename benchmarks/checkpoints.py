@@ -86,7 +86,7 @@ def measure(config, team, folder: Path) -> None:  # type: ignore[no-untyped-def]
     dataset = build_checked("data", config.data)
     world = accelerator.num_processes
     share = Share(int(config.micro_batch), batches_per_step(config, world), accelerator.process_index, world)
-    plan = build_plan(config, accelerator, backbone, dataset)
+    plan = build_plan(config, processes, backbone, dataset)
     trainer = sft.build_trainer(config, team, backbone, dataset, plan=plan, share=share)
     update(trainer, accumulate(trainer, trainer.batches(0)), 1)
     facts = trainer.engine.facts()

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 
 from physedit.data_loaders.buckets import find_buckets
 from physedit.data_loaders.encoded import EncodedRows, TextSource
@@ -34,6 +33,7 @@ from physedit.models.backbone import Backbone, conditioning_of
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.qwen_image_edit import QwenImageEdit
 from physedit.train.filling import Filling, fill
+from physedit.train.processes import Processes
 
 NUM_PAIRS = 100
 MIB = 2**20
@@ -106,7 +106,7 @@ def measure(name: str, backbone: Backbone, work: Path) -> float:
     folder = work / name.replace(" ", "_")
     task = Filling(backbone, dataset, plan, folder, with_text=True, can_write=True, can_encode_text=True, num_workers=0)
     started = time.process_time()
-    store, keys, counts = fill(task, Accelerator(cpu=True))
+    store, keys, counts = fill(task, Processes(1))
     seconds_to_fill = time.process_time() - started
     rows = EncodedRows(dataset, index, store, keys, TextSource.CACHED)
     batches = partial(TrainingBatches, dataset, plan, share=Share(1), stop_position=NUM_PAIRS)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from omegaconf import DictConfig
 
 from physedit.data_loaders.encoded import EncodedRows, TextSource
@@ -19,6 +18,7 @@ from physedit.train.config import ConfigError
 from physedit.train.filling import EncodeCounts, Filling, fill, shown_bytes
 from physedit.train.order import build_plan
 from physedit.train.preflight import check_levels, check_references
+from physedit.train.processes import Processes
 from physedit.train.signals import StopFlag
 
 logger = logging.getLogger(__name__)
@@ -34,21 +34,23 @@ def encode(config: DictConfig) -> EncodeCounts:
         raise ConfigError("physedit encode fills the encoded cache, but encode=live was asked. Leave it out.")
     check_backbone(config)
     accelerator = start_processes(config)
-    with accelerator.main_process_first():
-        write_scenes(config)
-    dataset: EditDataset = build_checked("data", config.data)
-    check_levels(config, dataset)
-    backbone: Backbone = build_checked("backbone", config.backbone)
-    check_references(backbone.max_sources, dataset)
-    backbone.to(accelerator.device)
-    plan = build_plan(config, accelerator, backbone, dataset)
-    # A signal ends this process as any other: what was written stays.
-    return fill(_filling(config, backbone, dataset, plan), accelerator)[2]
+    processes = Processes(accelerator.num_processes, accelerator.process_index)
+    with processes.until_the_end():
+        with processes.rank_0_first():
+            write_scenes(config)
+        dataset: EditDataset = build_checked("data", config.data)
+        check_levels(config, dataset)
+        backbone: Backbone = build_checked("backbone", config.backbone)
+        check_references(backbone.max_sources, dataset)
+        backbone.to(accelerator.device)
+        plan = build_plan(config, processes, backbone, dataset)
+        # A signal ends this process as any other: what was written stays.
+        return fill(_filling(config, backbone, dataset, plan), processes)[2]
 
 
 def encoded_rows(
     config: DictConfig,
-    accelerator: Accelerator,
+    processes: Processes,
     backbone: Backbone,
     dataset: EditDataset,
     plan: RunPlan,
@@ -61,7 +63,7 @@ def encoded_rows(
         ConfigError: see ``fill``.
         Stopped: ``stop`` was raised meanwhile.
     """
-    store, keys, counts = fill(replace(_filling(config, backbone, dataset, plan), stop=stop), accelerator)
+    store, keys, counts = fill(replace(_filling(config, backbone, dataset, plan), stop=stop), processes)
     logger.info("Encoded cache: %s", described(counts))
     text = TextSource.CACHED
     if config.encode.text == "live":

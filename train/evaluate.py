@@ -45,32 +45,33 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     check_saved(adapter)
     accelerator = start_processes(config)
     processes = Processes(accelerator.num_processes, accelerator.process_index)
-    write_scenes(config)
-    hooks = build_hooks(config)
-    for hook in hooks:
-        hook.check()
-    backbone: Backbone = build_checked("backbone", config.backbone)
-    attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config))
-    backbone.to(accelerator.device)
-    out.mkdir(parents=True, exist_ok=True)
-    context = EvalContext(
-        step=step,
-        backbone=backbone,
-        denoiser=backbone.denoiser,
-        without_adapter=lambda: without_adapter(backbone.denoiser),
-        run_folder=out,
-        base_cache=base_cache_of(config),
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        barrier=processes.wait,
-        device=accelerator.device,
-        adapter_id=weights_digest(adapter_state(backbone.denoiser)),
-    )
-    reports = [hook.run(context) for hook in hooks]
-    if accelerator.is_main_process:
-        write_json(out / "summary.json", summarize(str(config.run_name), reports, best_rule(config)))
-        write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
-    processes.close()
+    with processes.until_the_end():
+        with processes.rank_0_first():
+            write_scenes(config)
+        hooks = build_hooks(config)
+        for hook in hooks:
+            hook.check()
+        backbone: Backbone = build_checked("backbone", config.backbone)
+        attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config))
+        backbone.to(accelerator.device)
+        out.mkdir(parents=True, exist_ok=True)
+        context = EvalContext(
+            step=step,
+            backbone=backbone,
+            denoiser=backbone.denoiser,
+            without_adapter=lambda: without_adapter(backbone.denoiser),
+            run_folder=out,
+            base_cache=base_cache_of(config),
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+            barrier=processes.wait,
+            device=accelerator.device,
+            adapter_id=weights_digest(adapter_state(backbone.denoiser)),
+        )
+        reports = [hook.run(context) for hook in hooks]
+        if accelerator.is_main_process:
+            write_json(out / "summary.json", summarize(str(config.run_name), reports, best_rule(config)))
+            write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
     return reports
 
 

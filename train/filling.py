@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from physedit.data_loaders.encoded import LEVELS, KeyRule, RowKeys
@@ -27,6 +25,7 @@ from physedit.data_loaders.slots import RunPlan
 from physedit.models.backbone import Backbone
 from physedit.models.encoding import latents_as_tensors
 from physedit.train.config import ConfigError
+from physedit.train.processes import Processes
 from physedit.train.signals import StopFlag, Stopped
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class EncodeCounts:
     folder: str
 
 
-def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys, EncodeCounts]:
+def fill(task: Filling, processes: Processes) -> tuple[EncodedStore, RowKeys, EncodeCounts]:
     """Ensures that every row of the plan has its entries; returns the store, their keys and what was done.
 
     All ranks call it, and each encodes its share. What was encoded before it ends stays and is not encoded again.
@@ -100,7 +99,7 @@ def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys
         Stopped: a signal arrived.
     """
     rule = KeyRule(task.backbone.encoding_key, task.backbone.text_sees_pictures)
-    share = task.plan.shown[accelerator.process_index :: accelerator.num_processes]
+    share = task.plan.shown[processes.rank :: processes.num_processes]
     look_up = LookUp(task.dataset, share, EncodedStore(task.folder), rule, with_text=task.with_text)
     done = _Done()
     for each in loaded(look_up, task.num_workers):
@@ -108,9 +107,10 @@ def fill(task: Filling, accelerator: Accelerator) -> tuple[EncodedStore, RowKeys
         done.add(each)
     missing = [(row, levels) for row, levels in share if row in done.rows and done.rows[row].lacking]
     done.num_damaged = sum(each.num_damaged for each in done.rows.values())
-    _refuse_missing(task, [done.rows[row] for row, _ in missing])
-    _write_all(task, loaded(Decoder(look_up, missing, task.plan.index), task.num_workers), len(missing), done)
-    return _gathered(task, done)
+    _refuse_missing(task, processes, [done.rows[row] for row, _ in missing])
+    decoded = loaded(Decoder(look_up, missing, task.plan.index), task.num_workers)
+    _write_all(task, processes, decoded, len(missing), done)
+    return _gathered(task, processes.gather(done))
 
 
 @dataclass
@@ -131,10 +131,10 @@ class _Done:
             self.rows[found.row] = found
 
 
-def _refuse_missing(task: Filling, rows: Sequence[LookedUp]) -> None:
+def _refuse_missing(task: Filling, processes: Processes, rows: Sequence[LookedUp]) -> None:
     """Raises on every rank if some rank lacks entries that must not, or cannot, be written."""
     mine = (len(rows), sum(row.lacks_text for row in rows))
-    num_rows, num_texts = (sum(counts) for counts in zip(*gather_object([mine]), strict=True))
+    num_rows, num_texts = (sum(counts) for counts in zip(*processes.gather(mine), strict=True))
     if num_rows and not task.can_write:
         raise ConfigError(
             f"{num_rows} of {task.plan.num_usable} rows lack an entry in the encoded cache {task.folder}, and "
@@ -149,12 +149,14 @@ def _refuse_missing(task: Filling, rows: Sequence[LookedUp]) -> None:
         )
 
 
-def _write_all(task: Filling, decoded: Iterator[Decoded | DroppedRow], num_missing: int, done: _Done) -> None:
+def _write_all(
+    task: Filling, processes: Processes, decoded: Iterator[Decoded | DroppedRow], num_missing: int, done: _Done
+) -> None:
     """Encodes this rank's rows and writes them, once the first have shown that the disk is large enough."""
     entries = _encoded(task, decoded, done)
     with StoreWriter(task.folder) as writer, task.backbone.encoders.encoding():
         first = list(itertools.islice(entries, NUM_MEASURED))
-        _check_disk(task.folder, num_missing, first)
+        _check_disk(task.folder, processes, num_missing, first)
         line = _ProgressLine(num_missing)
         for row in itertools.chain(first, entries):
             done.bytes_written += sum(writer.add(key, tensors) for key, tensors in row.items())
@@ -203,10 +205,10 @@ def _is_broken(value: Tensor) -> bool:
     return value.is_floating_point() and not bool(value.isfinite().all())
 
 
-def _check_disk(folder: Path, num_missing: int, measured: Sequence[_Entries]) -> None:
+def _check_disk(folder: Path, processes: Processes, num_missing: int, measured: Sequence[_Entries]) -> None:
     """Says what the cache will need of the disk and what is free; raises on every rank if that is too little."""
     num_bytes = sum(value.nbytes for entries in measured for tensors in entries.values() for value in tensors.values())
-    counts = gather_object([(num_missing, len(measured), num_bytes)])
+    counts = processes.gather((num_missing, len(measured), num_bytes))
     rows, num_measured, measured_bytes = (sum(count) for count in zip(*counts, strict=True))
     if rows == 0:
         return
@@ -251,9 +253,8 @@ class _ProgressLine:
         )
 
 
-def _gathered(task: Filling, done: _Done) -> tuple[EncodedStore, RowKeys, EncodeCounts]:
+def _gathered(task: Filling, parts: Sequence[_Done]) -> tuple[EncodedStore, RowKeys, EncodeCounts]:
     """Returns the keys and counts of all ranks, and the store as they left it."""
-    parts: list[_Done] = gather_object([done])  # waits for all of them
     keys = RowKeys.none(task.plan.num_rows)
     dropped = {row: each for part in parts for row, each in part.dropped.items()}
     for part in parts:

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from accelerate import Accelerator
 from omegaconf import DictConfig
 
 from physedit.data_loaders.buckets import find_buckets
@@ -15,19 +14,20 @@ from physedit.data_loaders.slots import LevelMix, RunPlan
 from physedit.eval_hooks.files import read_json, write_json
 from physedit.models.backbone import Backbone
 from physedit.train.config import ConfigError
+from physedit.train.processes import Processes
 
 logger = logging.getLogger(__name__)
 
 PLAN_FILE = "order.json"
 
 
-def build_plan(config: DictConfig, accelerator: Accelerator, backbone: Backbone, dataset: EditDataset) -> RunPlan:
+def build_plan(config: DictConfig, processes: Processes, backbone: Backbone, dataset: EditDataset) -> RunPlan:
     """Returns the plan of the run; all ranks call it, and the first makes the size index if there is none.
 
     Raises:
         ConfigError: the data cannot be ordered as the config asks.
     """
-    with accelerator.main_process_first():
+    with processes.rank_0_first():
         index = SizeIndex.of(dataset, size_indexes_of(config), num_workers=int(config.num_workers))
     weights = {level: float(config.levels[level.value]) for level in PromptLevel}
     try:

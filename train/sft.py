@@ -94,7 +94,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
 
     cut_denoiser(config, accelerator, backbone.denoiser, share)
     backbone.to(accelerator.device)
-    plan = build_plan(config, accelerator, backbone, dataset)
+    plan = build_plan(config, processes, backbone, dataset)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     processes.wait()
@@ -102,7 +102,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
     try:
         encoded = None
         if config.encode.mode == "cached":
-            encoded = encoded_rows(config, accelerator, backbone, dataset, plan, stop=stop)
+            encoded = encoded_rows(config, processes, backbone, dataset, plan, stop=stop)
         trainer = build_trainer(config, team, backbone, dataset, plan=plan, share=share, encoded=encoded)
         start = restore(trainer, store)
         check_same_plan(plan, folder, start.step)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from PIL import Image
 
 from physedit.data_loaders.buckets import find_buckets
@@ -19,6 +18,7 @@ from physedit.data_loaders.size_index import SizeIndex
 from physedit.data_loaders.slots import LevelMix, RunPlan
 from physedit.models.backbone import Backbone
 from physedit.train.filling import EncodeCounts, Filling, fill
+from physedit.train.processes import Processes
 
 SHOWN = LevelMix({PromptLevel.SUPERFICIAL: 1.0})
 SIDE = 64
@@ -71,7 +71,7 @@ def filling(
 
 def fill_alone(task: Filling, **changes: bool) -> tuple[EncodedRows, EncodeCounts]:
     """Fills as the only process and returns what reads the rows."""
-    store, keys, counts = fill(replace(task, **changes), Accelerator(cpu=True))
+    store, keys, counts = fill(replace(task, **changes), Processes(1))
     return EncodedRows(task.dataset, task.plan.index, store, keys, TextSource.CACHED), counts
 
 

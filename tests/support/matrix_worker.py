@@ -116,7 +116,7 @@ def build(config: DictConfig, team: sft.Team, root: Path, mode: str) -> tuple[Tr
     backbone: Backbone = build_checked("backbone", config.backbone)
     adapter_format = add_lora(backbone, config)
     dataset = build_checked("data", config.data)
-    plan = build_plan(config, team.accelerator, backbone, dataset)
+    plan = build_plan(config, team.processes, backbone, dataset)
     world = team.accelerator.num_processes
     share = Share(int(config.micro_batch), batches_per_step(config, world), team.accelerator.process_index, world)
     trainer = sft.build_trainer(config, team, backbone, dataset, plan=plan, share=share)
