@@ -36,6 +36,8 @@ def test_a_run_under_zero3_trains_averages_edits_and_saves_as_one_process_does(r
             assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-5)  # sums in another order
             assert two["train/learning_rate"] == one["train/learning_rate"]
             assert two["train/samples"] == one["train/samples"]
+            # Of the gradient of both micro batches, before the one clipping that every step needs.
+            assert two["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-4) > 0.02
     adapter = "checkpoints/step_00000008/adapter/pytorch_lora_weights.safetensors"
     first, second = load_file(alone / adapter), load_file(cut / adapter)
     assert first.keys() == second.keys()
