@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 
-
 ELEMENT_WISE = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
 )
