@@ -4,7 +4,7 @@ Shape legend: H W pixels.
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from physedit.data_loaders.accepted import refuse_texts
 from physedit.data_loaders.buckets import SizeRule
 from physedit.data_loaders.geometry import has_aspect_of
 from physedit.data_loaders.loader import CHANGED
@@ -26,7 +27,7 @@ from physedit.data_loaders.sample import (
     RowHeader,
 )
 from physedit.data_loaders.slots import UNFIT_SIZE
-from physedit.data_loaders.text_limits import Overlong, TextLimit
+from physedit.data_loaders.text_limits import Overlong, TextLimit, TextRule
 from physedit.data_loaders.workers import end_with_parent_alone
 
 AreaRule = Callable[[Hashable], int]
@@ -75,11 +76,11 @@ class RowReport:
         index: of the row.
         sample_id, file, row: what it is called, and where it was read from.
         dropped: why training would drop it; None if it would not.
-        stops: why training would end at it; empty if it would not.
+        stops: a fault of the reader that training would end at; empty if there is none.
         law, operation: its labels; None where it has none.
         source, target: height and width; None of a dropped row.
         bucket: what the size rule gives for the source; None of a dropped row.
-        instructions: of a row that can be used, at each level.
+        instructions: of a row that can be decoded, at each level.
         notes: what else is odd.
         key: names source, target and instructions by their content, 64 bits; 0 of a dropped row.
     """
@@ -110,6 +111,7 @@ class Audit:
         *,
         area_of: AreaRule,
         limits: Sequence[TextLimit] = (),
+        text_rule: TextRule | None = None,
         known: KnownPictures | None = None,
     ) -> None:
         """Prepares the audit; nothing is read.
@@ -119,6 +121,7 @@ class Audit:
             sizes_of: the editor's size rule.
             area_of: tells how many pixels a source has where ``sizes_of`` brings it.
             limits: of instructions; those that cannot count are passed over.
+            text_rule: the editor's; None if it takes every instruction.
             known: pictures that should not be among the rows.
 
         Raises:
@@ -131,6 +134,7 @@ class Audit:
         self._sizes_of = sizes_of
         self._area_of = area_of
         self._limits = [limit for limit in limits if limit.count is not None]
+        self._text_rule = text_rule
         self._known = known
 
     def look_at(self, index: int) -> RowReport:
@@ -138,33 +142,35 @@ class Audit:
         name = self._dataset.name(index)
         where = (index, name.sample_id, name.origin.file, name.origin.row)
         header = RowHeader(None, None, None, None, None)
+        texts: Mapping[PromptLevel, str] = {}
         try:
             header = self._dataset.header(index)
-            found = self._usable(index, header)
+            sample, bucket = self._usable(index, header)
+            texts = self._texts(index, sample)
+            self._refuse_texts(sample, texts)
+            instructions = self._counted(texts)
         except MemoryError:
             raise
         except DatasetRowError as error:
             dropped = DroppedRow(index, name, error.reason, str(error))
-            return RowReport(*where, header.law, header.operation, dropped=dropped)
+            counted = self._counted(texts)
+            return RowReport(*where, header.law, header.operation, dropped=dropped, instructions=counted)
         # What ends a run must not end the search for it.
         except Exception as error:
             return RowReport(*where, header.law, header.operation, stops=f"{type(error).__name__}: {error}")
-        sample, bucket = found
-        instructions = self._instructions(index, sample)
         digests = pixel_digest(sample.source), pixel_digest(sample.target)
         overlong = list(self._overlong(instructions))
-        long_notes = [Note(NoteKind.OVERLONG, "; ".join(text for _, text in overlong))] if overlong else []
+        long_notes = [Note(NoteKind.OVERLONG, "; ".join(overlong))] if overlong else []
         return RowReport(
             *where,
             sample.law,
             sample.operation,
-            stops="; ".join(text for limit, text in overlong if limit.overlong is Overlong.STOPS),
             source=_size(sample.source),
             target=_size(sample.target),
             bucket=bucket,
-            instructions=tuple(each for _, each in instructions),
+            instructions=instructions,
             notes=(*self._picture_notes(sample, digests, bucket), *long_notes),
-            key=_key(*digests, *(text.encode() for text, _ in instructions)),
+            key=_key(*digests, *(text.encode() for text in texts.values())),
         )
 
     def _usable(self, index: int, header: RowHeader) -> tuple[EditSample, Hashable]:
@@ -172,7 +178,7 @@ class Audit:
         bucket: Hashable = None
         if header.problem is None and header.source is not None:
             try:
-                bucket = self._sizes_of(*header.source)
+                bucket, *_ = [self._sizes_of(*size) for size in (header.source, *header.references)]
             except PictureSizeError as error:
                 raise DatasetRowError(str(error), reason=UNFIT_SIZE) from error
         try:
@@ -181,28 +187,36 @@ class Audit:
             raise DatasetRowError(str(error), reason=header.problem or error.reason) from error
         if header.problem is not None:
             raise DatasetRowError(header.problem, reason=header.problem)
-        if (_size(sample.source), _size(sample.target)) != (header.source, header.target):
+        found = (_size(sample.source), _size(sample.target), tuple(map(_size, sample.references)))
+        if found != (header.source, header.target, header.references):
             raise DatasetRowError(f"{sample.origin} changed while it was read.", reason=CHANGED)
-        for reference in sample.references:
-            self._sizes_of(*_size(reference))  # a run would end here
         return sample, bucket
 
-    def _instructions(self, index: int, sample: EditSample) -> list[tuple[str, Instruction]]:
+    def _texts(self, index: int, sample: EditSample) -> Mapping[PromptLevel, str]:
+        """Returns the instructions of a row, by level."""
         texts = {sample.level: sample.instruction}
         for level in self._levels[1:]:
             pair = self._dataset.stored(index, level)
             texts[pair.level] = pair.instruction
-        return [(text, Instruction(level, self._num_tokens(text))) for level, text in texts.items()]
+        return texts
+
+    def _refuse_texts(self, sample: EditSample, texts: Mapping[PromptLevel, str]) -> None:
+        if self._text_rule is not None:
+            sizes = [_size(picture) for picture in (sample.source, *sample.references)]
+            refuse_texts(self._text_rule, sample.origin, sizes, texts)
+
+    def _counted(self, texts: Mapping[PromptLevel, str]) -> tuple[Instruction, ...]:
+        return tuple(Instruction(level, self._num_tokens(text)) for level, text in texts.items())
 
     def _num_tokens(self, text: str) -> tuple[int, ...]:
         return tuple(limit.count(text) for limit in self._limits if limit.count is not None)
 
-    def _overlong(self, instructions: Sequence[tuple[str, Instruction]]) -> Iterator[tuple[TextLimit, str]]:
-        for _, instruction in instructions:
+    def _overlong(self, instructions: Sequence[Instruction]) -> Iterator[str]:
+        for instruction in instructions:
             for limit, num_tokens in zip(self._limits, instruction.num_tokens, strict=True):
                 if num_tokens > limit.max_tokens and limit.overlong is not Overlong.HARMLESS:
                     what = f"the {instruction.level} instruction has {num_tokens} tokens for {limit.encoder}"
-                    yield limit, f"{what}: {limit.why}"
+                    yield f"{what}: {limit.why}"
 
     def _picture_notes(self, sample: EditSample, digests: tuple[bytes, bytes], bucket: Hashable) -> Iterator[Note]:
         source, target = sample.source, sample.target

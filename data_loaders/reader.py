@@ -108,12 +108,14 @@ class PairReader:
         texts = [_tried(partial(_instruction, row, name, origin)) for name in self._instructions]
         sizes = [_tried(partial(self._size, row, part, number)) for part in self._parts(row)]
         problems = [text.problem for text in texts] + [size.problem for size in sizes]
+        references = [size.value for size in sizes[2:] if size.value is not None]
         return RowHeader(
             source=sizes[0].value,
             target=sizes[1].value,
             law=_label(row, self._columns.law),
             operation=_label(row, self._columns.operation),
             problem=next((problem for problem in problems if problem is not None), None),
+            references=tuple(references) if len(references) == len(sizes) - 2 else (),
         )
 
     def stored(self, index: int, level: PromptLevel) -> StoredPair:

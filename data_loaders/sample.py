@@ -111,6 +111,7 @@ class RowHeader:
         operation: label, or None.
         problem: why the row cannot be used, None if nothing is known against it; the reason alone, such as ``no target
             picture``, so that rows can be counted by it.
+        references: height and width of each further picture, likewise; empty if it has a problem.
     """
 
     source: tuple[int, int] | None
@@ -118,6 +119,7 @@ class RowHeader:
     law: str | None
     operation: str | None
     problem: str | None
+    references: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

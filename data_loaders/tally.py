@@ -19,9 +19,13 @@ _DROPPED = -1
 
 @dataclass(slots=True)
 class TextCount:
-    """What was counted of one encoder: the longest instruction in tokens, and how many are beyond the limit."""
+    """What was counted of one encoder: instructions, the longest one's tokens, and how many are beyond the limit.
+
+    A row has an instruction at each of its levels.
+    """
 
     limit: TextLimit
+    num_instructions: int = 0
     longest: int = 0
     num_over: int = 0
 
@@ -73,6 +77,7 @@ class Counting:
         """Counts a row; returns its notes and, if a row before it is the same, one that says so."""
         tally, place = self.tally, self.tally.num_checked
         tally.num_checked += 1
+        self._count_texts(report)
         if report.dropped is not None:
             tally.dropped[report.dropped.reason] += 1
             return ()
@@ -82,10 +87,6 @@ class Counting:
                 notes = (*notes, Note(NoteKind.DUPLICATE, "it is learnt twice as often"))
             self._keys.add(report.key)
         tally.notes.update(note.kind for note in notes)
-        for instruction in report.instructions:
-            for text, num_tokens in zip(self._counting, instruction.num_tokens, strict=True):
-                text.longest = max(text.longest, num_tokens)
-                text.num_over += num_tokens > text.limit.max_tokens
         if report.stops:
             tally.num_stopping += 1
             return notes
@@ -99,6 +100,13 @@ class Counting:
         self._rows[place] = report.index
         self._laws[place] = self._law_numbers.setdefault(law, len(self._law_numbers))
         return notes
+
+    def _count_texts(self, report: RowReport) -> None:
+        for instruction in report.instructions:
+            for text, num_tokens in zip(self._counting, instruction.num_tokens, strict=True):
+                text.num_instructions += 1
+                text.longest = max(text.longest, num_tokens)
+                text.num_over += num_tokens > text.limit.max_tokens
 
     def examples(self, per_law: int) -> dict[str, list[int]]:
         """Returns rows of each law that can be used, evenly spaced over those counted; laws in their order of name."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from physedit.data_loaders.text_limits import TextLimit
+from physedit.data_loaders.text_limits import TextLimit, TextRule
 from physedit.models.pictures import SizeRule
 from physedit.models.pipeline_folder import INDEX
 from physedit.models.weights import cached_snapshot
@@ -26,11 +26,13 @@ class Outline:
         sizes_of: the size rule that ``Backbone.sizes_of`` of the loaded editor follows.
         max_sources: its ``max_sources``.
         text_limits: of each text encoder.
+        text_rule: which instructions it takes; None if it takes all, or if its tokenizer is not on this machine.
     """
 
     sizes_of: SizeRule
     max_sources: int
     text_limits: tuple[TextLimit, ...]
+    text_rule: TextRule | None = None
 
 
 class TokenCount:

@@ -57,7 +57,7 @@ def load_pipeline(
         loaded = _random_tiny_pipeline(pipeline, dtype)
     else:
         parts = {"processor": _read_processor(pipeline, weights), **(components or {})}
-        loaded = read_pipeline(_class_of(pipeline), weights, dtype, parts, quantization)
+        loaded = read_pipeline(pipeline_class(pipeline), weights, dtype, parts, quantization)
     freeze(loaded)
     _check_pipeline(loaded)
     if loaded.text_encoder is not None:
@@ -159,6 +159,13 @@ def checked_areas(pipeline: EditPipeline, area_px: int, vision_area_px: int | No
     return area_px, seen_px
 
 
+def pipeline_class(pipeline: EditPipeline) -> Any:
+    """Returns the class of diffusers, which is imported now and has no types."""
+    import diffusers
+
+    return getattr(diffusers, pipeline)
+
+
 def check_steps(pipeline: Any, num_steps: int) -> None:
     """Verifies that the pipeline's scheduler makes times of so many steps.
 
@@ -201,12 +208,6 @@ def _with_areas(calculate_dimensions: Any, areas: Mapping[int, int]) -> Any:
     return calculate
 
 
-def _class_of(pipeline: EditPipeline) -> Any:
-    import diffusers
-
-    return getattr(diffusers, pipeline)
-
-
 def _read_processor(pipeline: EditPipeline, weights: Path | str) -> object:
     from huggingface_hub import snapshot_download
 
@@ -216,7 +217,7 @@ def _read_processor(pipeline: EditPipeline, weights: Path | str) -> object:
         return load_processor(weights)
     hub_id, revision = split_revision(weights)
     try:
-        index = _class_of(pipeline).load_config(hub_id, revision=revision)
+        index = pipeline_class(pipeline).load_config(hub_id, revision=revision)
         refuse_other_pipeline(weights, index.get("_class_name"), pipeline)
         snapshot = snapshot_download(hub_id, revision=revision, allow_patterns=[f"{PROCESSOR_FOLDER}/*"])
         return load_processor(Path(snapshot))
@@ -269,7 +270,7 @@ def _random_tiny_pipeline(pipeline: EditPipeline, dtype: torch.dtype) -> Any:
 
     # As the newest release of each: Qwen-Image-Edit, and Qwen-Image-Edit-2511.
     zero_cond_t = pipeline == "QwenImageEditPlusPipeline"
-    loaded = build_random_tiny_qwen(_class_of(pipeline), _RANDOM_TINY_SEED, zero_cond_t=zero_cond_t)
+    loaded = build_random_tiny_qwen(pipeline_class(pipeline), _RANDOM_TINY_SEED, zero_cond_t=zero_cond_t)
     for part in modules_of(loaded).values():
         # The classes' own ``to`` warns of parts to be kept in float32, of which these have none.
         nn.Module.to(part, dtype)

@@ -54,7 +54,7 @@ def build_random_tiny_qwen(
             vae=_build_autoencoder(),
             text_encoder=_build_text_encoder(tokenizer),
             tokenizer=tokenizer,
-            processor=_build_processor(tokenizer),
+            processor=build_processor(tokenizer),
             transformer=_build_transformer(zero_cond_t),
         )
     # A saved folder then names the stock class, which reads the same files.
@@ -88,7 +88,7 @@ def _build_autoencoder() -> AutoencoderKLQwenImage:
     )
 
 
-def _build_processor(tokenizer: Qwen2Tokenizer) -> PictureProcessor:
+def build_processor(tokenizer: Qwen2Tokenizer) -> PictureProcessor:
     """Returns a processor with the released settings. Source: Qwen/Qwen-Image-Edit, preprocessor_config.json."""
     image_processor = Qwen2VLImageProcessorPil(
         patch_size=_VISION_PATCH_PX,

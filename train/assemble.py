@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from physedit.data_loaders.loader import Share
@@ -16,6 +16,7 @@ from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, preset_targets
+from physedit.models.outline import Outline
 from physedit.models.quantization import check_compiling, check_quantization, check_sharding
 from physedit.train import zero
 from physedit.train.build import build, resolve_target
@@ -152,6 +153,21 @@ def check_backbone(config: DictConfig) -> None:
         check_quantization(quantization, str(config.backbone.weights))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def outline_of(config: DictConfig) -> Outline:
+    """Returns what can be told of the config's backbone without loading a weight.
+
+    Raises:
+        ConfigError: its settings or files cannot be used.
+    """
+    kind = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
+    settings = OmegaConf.to_container(config.backbone, resolve=True)
+    assert isinstance(settings, dict)
+    try:
+        return kind.outline({str(key): value for key, value in settings.items()})
+    except ValueError as error:
+        raise ConfigError(f"backbone: {error}") from error
 
 
 def build_hooks(config: DictConfig) -> list[EvalHook]:

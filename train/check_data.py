@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -19,10 +18,7 @@ from physedit.data_loaders.sample import EditDataset
 from physedit.data_loaders.tally import Counting
 from physedit.eval_hooks.files import DamagedFileError, digest_of, json_line, read_json, write_json
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem, load_benchmark
-from physedit.models.backbone import Backbone
-from physedit.models.outline import Outline
-from physedit.train.assemble import build_checked
-from physedit.train.build import resolve_target
+from physedit.train.assemble import build_checked, outline_of
 from physedit.train.check_page import CheckedRows, Leak, write_page
 from physedit.train.check_record import DROPPED, NOTED, PAGE, STOPS, counts_of, failure_of, worked_px
 from physedit.train.compose import compose_config
@@ -99,7 +95,14 @@ def check_data(config: DictConfig, request: CheckRequest) -> CheckResult:
     items = () if request.benchmark is None else load_benchmark(request.benchmark)
     known = KnownPictures(_sources(items)) if items else None
     try:
-        audit = Audit(dataset, outline.sizes_of, area_of=worked_px, limits=outline.text_limits, known=known)
+        audit = Audit(
+            dataset,
+            outline.sizes_of,
+            area_of=worked_px,
+            limits=outline.text_limits,
+            text_rule=outline.text_rule,
+            known=known,
+        )
     except ValueError as error:
         raise ConfigError(f"data: {error}") from error
     indexes = _spread(len(dataset), request.sample)
@@ -123,21 +126,6 @@ def check_data(config: DictConfig, request: CheckRequest) -> CheckResult:
         rows = CheckedRows(dataset, counting, seen.named, seen.leaks, items, request.num_examples)
         write_page(partial / PAGE, rows, title=title, failure=failure, facts=_facts(record), max_share=max_share)
     return CheckResult(folder, record, failure)
-
-
-def outline_of(config: DictConfig) -> Outline:
-    """Returns what can be told of the config's backbone without loading a weight.
-
-    Raises:
-        ConfigError: its settings or files cannot be used.
-    """
-    kind = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
-    settings = OmegaConf.to_container(config.backbone, resolve=True)
-    assert isinstance(settings, dict)
-    try:
-        return kind.outline({str(key): value for key, value in settings.items()})
-    except ValueError as error:
-        raise ConfigError(f"backbone: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

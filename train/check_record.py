@@ -66,7 +66,7 @@ def text_said(text: TextCount) -> str:
     if not text.num_over:
         return said
     note = f"harmless: {limit.why}" if limit.overlong is Overlong.HARMLESS else limit.why
-    return f"{said}, {text.num_over} are longer; {note}"
+    return f"{said}, {text.num_over} of {text.num_instructions} instructions are longer; {note}"
 
 
 def failure_of(tally: Tally, max_share: float, names: Path) -> str:

@@ -16,7 +16,7 @@ from physedit.models.encoding import EncoderKind
 from physedit.train.assemble import build_checked, check_backbone, start_processes, write_scenes
 from physedit.train.config import ConfigError
 from physedit.train.filling import EncodeCounts, Filling, fill, shown_bytes
-from physedit.train.order import build_plan
+from physedit.train.order import accepted_rows, build_plan
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.signals import StopFlag
@@ -45,7 +45,7 @@ def encode(config: DictConfig) -> EncodeCounts:
         backbone.to(accelerator.device)
         plan = build_plan(config, processes, backbone, dataset)
         # A signal ends this process as any other: what was written stays.
-        return fill(_filling(config, backbone, dataset, plan), processes)[2]
+        return fill(_filling(config, backbone, accepted_rows(config, dataset, plan), plan), processes)[2]
 
 
 def encoded_rows(

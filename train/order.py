@@ -6,13 +6,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from physedit.data_loaders.accepted import AcceptedRows
 from physedit.data_loaders.buckets import find_buckets
 from physedit.data_loaders.mixture import members_of
+from physedit.data_loaders.references import reference_sizes, with_references
 from physedit.data_loaders.sample import DroppedRow, EditDataset, PromptLevel
 from physedit.data_loaders.size_index import SizeIndex
 from physedit.data_loaders.slots import LevelMix, RunPlan
 from physedit.eval_hooks.files import read_json, write_json
 from physedit.models.backbone import Backbone
+from physedit.train.assemble import outline_of
 from physedit.train.config import ConfigError
 from physedit.train.processes import Processes
 
@@ -22,18 +25,20 @@ PLAN_FILE = "order.json"
 
 
 def build_plan(config: DictConfig, processes: Processes, backbone: Backbone, dataset: EditDataset) -> RunPlan:
-    """Returns the plan of the run; all ranks call it, and the first makes the size index if there is none.
+    """Returns the plan of the run; all ranks call it, and the first reads the sizes of all pictures if none are kept.
 
     Raises:
         ConfigError: the data cannot be ordered as the config asks.
     """
+    folder, num_workers = size_indexes_of(config), int(config.num_workers)
     with processes.rank_0_first():
-        index = SizeIndex.of(dataset, size_indexes_of(config), num_workers=int(config.num_workers))
+        index = SizeIndex.of(dataset, folder, num_workers=num_workers)
+        references = reference_sizes(dataset, folder, num_workers=num_workers)
     weights = {level: float(config.levels[level.value]) for level in PromptLevel}
     try:
         plan = RunPlan(
             index,
-            find_buckets(index.rows["source"], backbone.sizes_of),
+            with_references(find_buckets(index.rows["source"], backbone.sizes_of), references, backbone.sizes_of),
             members_of(dataset),
             seed=int(config.seed),
             levels=LevelMix(weights, config.levels.mode),
@@ -44,6 +49,15 @@ def build_plan(config: DictConfig, processes: Processes, backbone: Backbone, dat
         raise ConfigError(f"data: {error}") from error
     _describe(plan)
     return plan
+
+
+def accepted_rows(config: DictConfig, dataset: EditDataset, plan: RunPlan) -> AcceptedRows:
+    """Returns the data set as the run reads it: a row that the editor cannot take is one that cannot be read.
+
+    The backbone's files are on this machine by now.
+    """
+    references = reference_sizes(dataset, size_indexes_of(config), num_workers=int(config.num_workers))
+    return AcceptedRows(dataset, plan.index, references, outline_of(config).text_rule)
 
 
 def size_indexes_of(config: DictConfig) -> Path:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from physedit.data_loaders.sample import EditDataset, PromptLevel
 from physedit.eval_hooks.hook import EvalHook
-from physedit.train.assemble import build_checked, check_backbone, scenes_are_missing
+from physedit.train.assemble import build_checked, check_backbone, outline_of, scenes_are_missing
 from physedit.train.config import ConfigError
 from physedit.train.optim import build_optimizer, check_element_wise
 from physedit.train.run_folder import check_run_folder, run_folder_of
@@ -76,8 +76,6 @@ def _check_run_folder(config: DictConfig) -> None:
 def _check_backbone(config: DictConfig) -> None:
     """Verifies weights and settings of the backbone; the outline refuses what the loaded editor would."""
     check_backbone(config)
-    from physedit.train.check_data import outline_of
-
     outline_of(config)
 
 

@@ -34,7 +34,7 @@ from physedit.train.events import Policy, RunEvents
 from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
 from physedit.train.loop import Trainer, fit
-from physedit.train.order import build_plan, check_same_plan, unusable_rows, write_plan
+from physedit.train.order import accepted_rows, build_plan, check_same_plan, unusable_rows, write_plan
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
@@ -95,6 +95,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
     cut_denoiser(config, accelerator, backbone.denoiser, share)
     backbone.to(accelerator.device)
     plan = build_plan(config, processes, backbone, dataset)
+    dataset = accepted_rows(config, dataset, plan)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     processes.wait()

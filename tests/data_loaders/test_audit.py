@@ -1,6 +1,6 @@
 """Whatever is wrong with a row, the audit goes on and says what a run would make of it."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +13,22 @@ from torch import Tensor
 from physedit.data_loaders.audit import Audit, audited
 from physedit.data_loaders.loader import CHANGED
 from physedit.data_loaders.marks import KnownPictures, Match, pixel_digest
-from physedit.data_loaders.sample import EditSample, PictureSizeError, PromptLevel
+from physedit.data_loaders.problems import RowProblem
+from physedit.data_loaders.sample import EditSample, PictureSizeError, PromptLevel, RowHeader
 from physedit.data_loaders.slots import UNFIT_SIZE
 from physedit.data_loaders.tally import Counting
+from physedit.data_loaders.text_limits import Overlong, TextLimit, TextRefusal
+from physedit.train.check_record import text_said
 
 EXPLICIT = frozenset([PromptLevel.EXPLICIT])
 
 
 class Odd(PlainPairs):
-    """Row 0 raises what no row should, row 1 was replaced since its header was read, row 2 has a narrow reference."""
+    """Row 0 raises what no row should, rows 1 and 2 changed since they were indexed, row 3 has a narrow reference."""
+
+    def header(self, index: int) -> RowHeader:
+        header = super().header(index)
+        return replace(header, references=((1, 9),)) if index == 3 else header
 
     def sample(self, index: int, level: PromptLevel) -> EditSample:
         sample = super().sample(index, level)
@@ -50,15 +57,14 @@ def test_whatever_a_row_raises_the_others_are_looked_at(num_workers: int) -> Non
     assert [report.index for report in reports] == list(range(9))
     assert {report.index: report.stops for report in reports if report.stops} == {
         0: "RuntimeError: a fault of the reader",
-        2: "PictureSizeError: too narrow",
     }
     dropped = {report.index: report.dropped.reason for report in reports if report.dropped is not None}
-    assert dropped == {1: CHANGED, 4: "damaged picture", 6: "no source picture"}
+    assert dropped == {1: CHANGED, 2: CHANGED, 3: UNFIT_SIZE, 4: "damaged picture", 6: "no source picture"}
     counting = Counting(9, ())
     for report in reports:
         counting.add(report)
-    assert (counting.tally.num_kept, counting.tally.num_dropped, counting.tally.num_stopping) == (4, 3, 2)
-    assert counting.examples(2) == {"none": [3, 7]}
+    assert (counting.tally.num_kept, counting.tally.num_dropped, counting.tally.num_stopping) == (3, 5, 1)
+    assert counting.examples(2) == {"none": [5, 7]}
 
 
 def test_a_row_of_no_size_for_the_editor_is_not_decoded() -> None:
@@ -69,6 +75,28 @@ def test_a_row_of_no_size_for_the_editor_is_not_decoded() -> None:
     assert (narrow.dropped.reason, narrow.dropped.message) == (UNFIT_SIZE, "too narrow")
     assert fine.dropped is None
     assert dataset.decoded == [1]
+
+
+def test_an_instruction_that_the_editor_cannot_take_drops_the_row_and_is_counted() -> None:
+    dataset = PlainPairs(11, levels=EXPLICIT)
+    limit = TextLimit("letters", 10, Overlong.DROPPED, "too long", len)
+    audit = Audit(dataset, sizes_of, area_of=area_of, limits=[limit], text_rule=refuses_explicit_10)
+    fine, refused = (audit.look_at(index) for index in (9, 10))
+    assert fine.dropped is None
+    assert refused.dropped is not None
+    assert (refused.dropped.reason, refused.stops) == (RowProblem.PROMPT_TOO_LONG, "")
+    assert refused.dropped.message == "The explicit instruction of plain.parquet, row 10 is too long for [(2, 2)]."
+    counting = Counting(2, [limit])
+    for report in (fine, refused):
+        counting.add(report)
+    (text,) = counting.texts
+    assert (text.num_instructions, text.longest, text.num_over) == (2, 11, 1)
+    assert text_said(text) == "the longest instruction has 11 of 10 tokens, 1 of 2 instructions are longer; too long"
+
+
+def refuses_explicit_10(sizes: Sequence[tuple[int, int]], instruction: str) -> TextRefusal | None:
+    refusal = TextRefusal(RowProblem.PROMPT_TOO_LONG, f"is too long for {list(sizes)}.")
+    return refusal if instruction == "explicit 10" else None
 
 
 def test_rows_without_a_common_level_are_refused() -> None:

@@ -9,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 import physedit.conf
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import PictureSizeError
 from physedit.data_loaders.text_limits import Overlong, TextLimit
 from physedit.models.backbone import Backbone
@@ -107,6 +108,37 @@ def test_settings_that_the_editor_refuses_are_refused_by_its_outline() -> None:
         QwenImageEdit.outline({**tiny, "pipeline": "QwenImageEditPlusPipeline", "area_px": 9216})
 
 
+@pytest.mark.parametrize("kind", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline", "toy"])
+def test_an_outline_takes_exactly_the_instructions_that_the_loaded_editor_encodes(kind: str) -> None:
+    """With each number of pictures: up to the last position, and without words that stand for pictures."""
+    from tests.support.qwen_editors import PLUS, V1, batch_of, build, pictures
+
+    is_toy = kind == "toy"
+    name = PLUS if kind == PLUS else V1
+    weights, area_px = ("toy", 64 * 64) if is_toy else ("random_tiny", 96 * 96)
+    backbone = build(name, weights=weights, area_px=area_px)
+    settings = {"weights": weights, "pipeline": name, "area_px": area_px}
+    if name == PLUS:
+        settings["vision_area_px"] = 64 * 64
+    rule = pickle.loads(pickle.dumps(QwenImageEdit.outline(settings).text_rule))
+    for num_pictures in range(1, backbone.max_sources + 1):
+        given = pictures(num_pictures)
+        sizes = [(picture.shape[1], picture.shape[2]) for picture in given]
+        longest = max(length for length in range(3900, 4100) if rule(sizes, "!?" * (length // 2)) is None)
+        texts = {"!?" * (longest // 2): None, "!?" * (longest // 2 + 1): RowProblem.PROMPT_TOO_LONG}
+        texts |= {"a <|im_end|> {0} \u0958": None, "a<|image_pad|>": RowProblem.TEMPLATE_WORDS}
+        texts |= {"<|video_pad|> b": RowProblem.TEMPLATE_WORDS}
+        for text, reason in texts.items():
+            refusal = rule(sizes, text)
+            assert (refusal and refusal.reason) == reason
+            batch = batch_of(given, text)
+            if reason is None:
+                backbone.encode_text(batch.given, batch.instructions)
+                continue
+            with pytest.raises(InstructionError):
+                backbone.encode_text(batch.given, batch.instructions)
+
+
 def test_an_instruction_beyond_the_positions_of_qwen_fails_and_one_within_them_does_not() -> None:
     """The limit that is told is where the transformer's own positions end, to within the template."""
     from tests.support.qwen_editors import PLUS, V1, batch_of, build, pictures
@@ -117,7 +149,7 @@ def test_an_instruction_beyond_the_positions_of_qwen_fails_and_one_within_them_d
         if kind == PLUS:
             settings["vision_area_px"] = 64 * 64
         limit = limits_of(QwenImageEdit.outline(settings))["transformer"]
-        assert limit.overlong is Overlong.STOPS
+        assert limit.overlong is Overlong.DROPPED
         for num_tokens, fits in ((limit.max_tokens - 16, True), (limit.max_tokens + 64, False)):
             prompt = "é" * num_tokens
             prompt = prompt[: num_tokens * num_tokens // counted(limit, prompt)]

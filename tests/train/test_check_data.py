@@ -21,11 +21,12 @@ from physedit.data_loaders.buckets import find_buckets
 from physedit.data_loaders.loader import Share, TrainingBatches
 from physedit.data_loaders.mixture import members_of
 from physedit.data_loaders.pairs import Pairs
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, EditBatch, PromptLevel
 from physedit.data_loaders.size_index import SizeIndex
 from physedit.data_loaders.slots import UNFIT_SIZE, LevelMix, RunPlan
-from physedit.train.check_data import CheckRequest, check_config, check_data, outline_of
-from physedit.train.check_record import STOPS
+from physedit.train.assemble import outline_of
+from physedit.train.check_data import CheckRequest, check_config, check_data
 from physedit.train.cli import app, guarded
 from physedit.train.config import CONF_FOLDER, ConfigError, options
 
@@ -153,13 +154,18 @@ def test_tokens_of_weights_that_are_not_here_are_not_counted_and_it_says_so(tmp_
     assert record["buckets"] == {"1024x1024": 1}
 
 
-def test_an_instruction_without_positions_would_stop_training(tmp_path: Path) -> None:
-    folder = write_rows(tmp_path / "set", [{}, {"instruction": "é" * 3000}])
+def test_instructions_that_the_editor_cannot_take_drop_their_rows(tmp_path: Path) -> None:
+    folder = write_rows(tmp_path / "set", [{}, {"instruction": "é" * 3000}, {"instruction": "a <|image_pad|>"}])
     config = check_config(["backbone=toy_qwen_image_edit", *pairs_at(folder)], None)
     result = check_data(config, CheckRequest(out=tmp_path / "out", max_dropped=1.0))
-    assert (result.record["kept"], result.record["would_stop"]) == (1, 1)
-    assert "1 of 2 rows would stop training" in result.failure
-    assert [line["reason"] for line in lines_of(tmp_path / "out" / "dropped.jsonl")] == [STOPS]
+    assert (result.record["kept"], result.record["would_stop"], result.failure) == (1, 0, "")
+    lines = lines_of(tmp_path / "out" / "dropped.jsonl")
+    assert [line["reason"] for line in lines] == [RowProblem.PROMPT_TOO_LONG, RowProblem.TEMPLATE_WORDS]
+    assert (
+        f"The explicit instruction of {folder / 'metadata.jsonl'}, row 1 and its pictures make" in lines[0]["message"]
+    )
+    texts = result.record["texts"]
+    assert "1 of 3 instructions are longer" in texts[1]["said"]
 
 
 def test_no_weight_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
