@@ -186,6 +186,9 @@ class Processes:
         self._watch.gather(
             f"{place}/{kind}", gave_up=f"{self._scope}/gave_up", elsewhere=elsewhere, patience_s=patience_s
         )
+        if self.rank == 0 and self._num_waits > 1:  # all have left the one before: an evaluation has very many
+            before = f"{self._scope}/{self._num_waits - 1}"
+            self._watch.forget(f"{before}/{_WAIT}", f"{before}/{_PASS}")
 
     def _attempted(self, others: Watch, work: Callable[[], _T], passes: "_Passes") -> tuple[_T | None, list[Exception]]:
         gave_up = f"{self._scope}/gave_up"

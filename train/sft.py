@@ -92,6 +92,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
     for hook in hooks:
         hook.check()
 
+    processes.wait()  # some may have read the base sooner
     cut_denoiser(config, accelerator, backbone.denoiser, share)
     backbone.to(accelerator.device)
     plan = build_plan(config, processes, backbone, dataset)

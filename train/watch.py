@@ -69,7 +69,7 @@ class Watch:
         self._ask(lambda: self._store.add(key, 1))
         while True:
             # Asked first: a rank goes on from here only once it was here, and leaves word before it gives up.
-            is_elsewhere = any(self._ask(partial(self._store.add, other, 0)) for other in elsewhere)
+            is_elsewhere = any(self._ask(partial(self._store.check, [other])) for other in elsewhere)
             if self._ask(lambda: self._store.add(key, 0)) >= self._num:
                 return
             self._raise_if_lost()
@@ -88,6 +88,11 @@ class Watch:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def forget(self, *keys: str) -> None:
+        """Removes meetings at which no rank is any more, from the memory of the launch."""
+        for key in keys:
+            self._ask(partial(self._store.delete_key, key))
 
     def tell(self, key: str, text: str) -> None:
         """Leaves a word for all ranks, the first of which stays."""

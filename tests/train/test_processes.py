@@ -175,7 +175,10 @@ def passing(rank: int, port_file: Path) -> None:
         processes.wait() if rank == 0 else make(1)
 
     assert "OutOfStep" in str(processes.attempt(waits_or_passes, module)[1][-1])
-    assert processes.attempt(lambda: make(3), module) == (3, [])
+    num_keys = dist.distributed_c10d._get_default_store().num_keys()
+    assert processes.attempt(lambda: make(30), module) == (30, [])
+    processes.wait()
+    assert dist.distributed_c10d._get_default_store().num_keys() < num_keys + 10  # meetings that are over are forgotten
     processes.close()
 
 
