@@ -17,6 +17,9 @@ from physedit.train.swept import SWEEP_VARIABLE, check_tracked
 
 logger = logging.getLogger(__name__)
 
+_STEP = "trainer/step"
+"""The metric of wandb that holds the run's own step."""
+
 
 class Tracker(Protocol):
     """A view of a run beside its own files. Only rank 0 has one."""
@@ -57,7 +60,7 @@ class NoTracker:
 class Wandb:
     """A wandb run in the run folder's ``wandb/``; ``offline`` needs no account and can be synced later.
 
-    The step is logged as the metric ``step`` and all others are plotted against it, so that a resume from an
+    The step is logged as the metric ``trainer/step`` and all others are plotted against it, so that a resume from an
     older step loses no points (wandb drops lower steps of its own counter).
     """
 
@@ -102,18 +105,18 @@ class Wandb:
         except ConfigError:
             self._run.finish(exit_code=1)
             raise
-        self._run.define_metric("step", hidden=True)
-        self._run.define_metric("*", step_metric="step")
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_STEP)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records numbers against the run's own step."""
-        self._run.log({"step": step, **metrics})
+        self._run.log({_STEP: step, **metrics})
 
     def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
         """Records pictures against the run's own step."""
         import wandb
 
-        self._run.log({"step": step, key: [wandb.Image(str(path), caption=path.stem) for path in paths]})
+        self._run.log({_STEP: step, key: [wandb.Image(str(path), caption=path.stem) for path in paths]})
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the run."""

@@ -46,20 +46,58 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_wandb_keeps_its_run_id_and_loses_no_point_when_a_run_goes_back(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    for first, last in ((1, 4), (3, 6)):  # stopped after 4, resumed from the checkpoint of step 2
-        tracker = Wandb(mode="offline", project="test")
-        tracker.start(tmp_path, "run", {"optimizer": {"lr": 0.1}})
+def record(folder, *spans: tuple[int, int]) -> Wandb:
+    """Logs the steps of each span from its first to its last to one wandb run, and returns the tracker."""
+    tracker = Wandb(mode="offline", project="test")
+    tracker.start(folder, "run", {"optimizer": {"lr": 0.1}})
+    for number, (first, last) in enumerate(spans):
         for step in range(first, last + 1):
-            tracker.log(step, {"train/loss": 1.0 / step})
-        tracker.finish({"scenes/physics_acc": 0.5}, exit_code=0)
+            tracker.log(step, {"train/loss": step + number / 10})
+    return tracker
+
+
+def points(folder) -> list[tuple[int, float]]:
+    return [(row["trainer/step"], row["train/loss"]) for row in logged(folder)]
+
+
+def drops(folder) -> list[str]:
+    """Returns what wandb's own log says of points that it does not keep."""
+    said = (folder / "logs" / "debug-internal.log").read_text().splitlines()
+    assert said
+    return [line for line in said if "ignoring partial history record" in line]
+
+
+def test_d15_wandb_keeps_its_run_id_and_every_point_when_a_run_goes_back(tmp_path, monkeypatch):
+    """It is stopped after step 12 and goes on from the checkpoint of step 10."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for span in ((1, 12), (11, 14)):
+        record(tmp_path, span).finish({"scenes/physics_acc": 0.5}, exit_code=0)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     run_id = (tmp_path / "wandb" / "run_id").read_text()
     assert len(folders) == 2
     assert all(run_id in folder.name for folder in folders)
-    steps = [record["step"] for folder in folders for record in logged(folder)]
-    assert steps == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert points(folders[0]) == [(step, step) for step in range(1, 13)]
+    assert points(folders[1]) == [(step, step) for step in range(11, 15)]
+    assert not [line for folder in folders for line in drops(folder)]
+
+
+def test_d15_points_of_older_steps_are_kept_where_wandb_goes_on_counting(tmp_path, monkeypatch):
+    """As with a server, which knows how far the run had come."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    record(tmp_path, (1, 12), (11, 14)).finish({}, exit_code=0)
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert points(folder) == [(step, step) for step in range(1, 13)] + [(step, step + 0.1) for step in range(11, 15)]
+    assert not drops(folder)
+
+
+def test_d15_a_point_that_wandb_drops_would_be_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = record(tmp_path, (1, 3))
+    tracker._run.log({"trainer/step": 1, "train/loss": 9.0}, step=1)
+    tracker.finish({}, exit_code=0)
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert (1, 9.0) not in points(folder)
+    assert drops(folder)
 
 
 def logged(folder):
