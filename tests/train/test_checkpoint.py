@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from physedit.eval_hooks.files import file_digest
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.lora import adapter_state
 from physedit.train import checkpoint as checkpoint_module
@@ -58,12 +59,36 @@ def test_an_average_is_exported_and_training_goes_on_from_the_live_weights(edito
     assert not any(key.startswith("live/") for key in loaded.optimizer)
 
 
-def test_a_checkpoint_holds_no_frozen_weight(editor, tmp_path):
-    path = store_of(editor, tmp_path).save(snapshot_of(editor, 5))
-    adapter_bytes = sum(4 * value.numel() for value in adapter_state(editor.denoiser).values())
+def test_d12_a_checkpoint_holds_no_frozen_weight(new_editor, tmp_path):
+    editor = new_editor()
+    editor.denoiser.large = torch.nn.Linear(1000, 1000).requires_grad_(False)
+    optimizer = torch.optim.AdamW(trainable(editor.denoiser).values())
+    step(editor, optimizer, 1)
+    adapter, moments = adapter_state(editor.denoiser), optimizer_tensors(editor.denoiser, optimizer)
+    path = store_of(editor, tmp_path).save(Snapshot(Progress(1, 8), adapter, adapter, moments))
     total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    assert total < 2 * adapter_bytes + 100_000  # adapter, one moment, headers and text
-    assert all("lora" in key for key in load_file(path / "adapter" / "pytorch_lora_weights.safetensors"))
+    assert total < sum(4 * value.numel() for value in (*adapter.values(), *moments.values())) + 100_000
+    assert sum(p.numel() * p.element_size() for p in editor.denoiser.parameters() if not p.requires_grad) > 4_000_000
+    stored = load_file(path / "adapter" / "pytorch_lora_weights.safetensors")
+    assert len(stored) == len(adapter)
+    assert all(".lora_" in key for key in (*stored, *load_file(path / "optimizer.safetensors")))
+
+
+class Wrapped:
+    """As an engine whose class nothing knows: it has a ``module`` and nothing else."""
+
+    def __init__(self, module: object) -> None:
+        self.module = module
+
+
+def test_c02_an_adapter_is_complete_whatever_wraps_its_model_and_with_nothing_beside_it(editor, tmp_path):
+    live = adapter_state(Wrapped(editor.denoiser))
+    assert len(live) == len(trainable(editor.denoiser)) > 20
+    path = store_of(editor, tmp_path).save(Snapshot(Progress(1, 8), live, live, {}))  # plain SGD has no moments
+    loaded = store_of(editor, tmp_path).load(path)
+    assert loaded.adapter.keys() == adapter_state(editor.denoiser).keys()
+    assert all(torch.equal(value, loaded.adapter[name]) for name, value in adapter_state(editor.denoiser).items())
+    assert loaded.optimizer == {}
 
 
 def test_the_newest_complete_checkpoint_is_found(editor, tmp_path):
@@ -91,20 +116,46 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(editor, tmp_path, name, d
     assert store.newest() == tmp_path / "step_00000002"
 
 
-def test_a_full_disk_at_any_write_leaves_the_older_checkpoint_newest(editor, tmp_path, monkeypatch):
-    store = store_of(editor, tmp_path)
-    older = store.save(snapshot_of(editor, 2))
-    failed = 0
-    for writer in ("save_file", "write_json", "write_text"):
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint_module, writer, _no_space_left)
-            with pytest.raises(OSError, match="No space left"):
-                store.save(snapshot_of(editor, 10))
-        failed += 1
-        assert store.newest() == older
+@pytest.mark.parametrize("step", [10, 2], ids=["a further step", "the same step again"])
+def test_d09_a_full_disk_at_any_write_leaves_the_older_checkpoint_newest(editor, tmp_path, monkeypatch, step):
+    """Each write of a save in turn leaves half of its file and no space."""
+    older = store_of(editor, tmp_path).save(snapshot_of(editor, 2))
+    before = digests_of(older)
+    written: list[str] = []
+    full_at = [0]
+
+    def on_a_small_disk(name, write):
+        def limited(*arguments):
+            write(*arguments)
+            written.append(name)
+            if [len(written)] == full_at:
+                files = [path for path in tmp_path.rglob(".step*/**/*") if path.is_file()]
+                half = max(files, key=lambda path: path.stat().st_mtime_ns)
+                os.truncate(half, half.stat().st_size // 2)
+                _no_space_left()
+
+        return limited
+
+    for name in ("save_file", "write_json", "write_text"):
+        monkeypatch.setattr(checkpoint_module, name, on_a_small_disk(name, getattr(checkpoint_module, name)))
+    monkeypatch.setattr(type(editor), "save_adapter", on_a_small_disk("save_adapter", type(editor).save_adapter))
+    for number in range(1, 6):
+        written.clear()
+        full_at[0] = number
+        with pytest.raises(OSError, match="No space left"):
+            store_of(editor, tmp_path).save(snapshot_of(editor, step))
+        assert store_of(editor, tmp_path).newest() == older
+        assert digests_of(older) == before
         assert [path.name for path in tmp_path.iterdir()] == [older.name], "a partial folder was left behind"
-    assert failed == 3
-    assert store.save(snapshot_of(editor, 10)).name == "step_00000010"
+    full_at[0] = 0
+    written.clear()
+    saved = store_of(editor, tmp_path).save(snapshot_of(editor, step))
+    assert written == ["save_adapter", "save_file", "write_json", "write_text", "write_json"]
+    assert store_of(editor, tmp_path).newest() == saved == tmp_path / f"step_{step:08d}"
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    return {path.name: file_digest(path) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_kill_in_the_middle_leaves_a_folder_that_is_ignored_and_replaced(editor, tmp_path):
