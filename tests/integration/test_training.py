@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.runs import adapter_bytes, metrics_of
+from tests.support.runs import StopAfter, adapter_bytes, metrics_of
 
 from physedit.train.checkpoint import CheckpointIncomplete
 from physedit.train.config import ConfigError
@@ -15,22 +15,6 @@ from physedit.train.loop import NonFiniteLoss, Stopped
 from physedit.train.signals import StopFlag
 
 WITH_HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval_steps=[4]")
-
-
-class StopAfter(StopFlag):
-    """A stop flag that a signal raises once the loop has asked ``times`` times."""
-
-    def __init__(self, times: int) -> None:
-        self._left = times
-
-    @property
-    def signal_number(self) -> int | None:
-        self._left -= 1
-        return signal.SIGTERM if self._left <= 0 else None
-
-    @signal_number.setter
-    def signal_number(self, _number: int | None) -> None:
-        """The ranks' agreement changes nothing here."""
 
 
 class StopOnceLogged(StopFlag):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,17 +42,24 @@ def adapter_bytes(folder: Path, step: int) -> bytes:
     return path.read_bytes()
 
 
-class StopAtOnce(StopFlag):
-    """A stop flag that is raised from the third question on."""
+class StopAfter(StopFlag):
+    """A stop flag that a signal raises once the loop has asked ``times`` times, which it does once a step."""
 
-    def __init__(self) -> None:
-        self._left = 3
+    def __init__(self, times: int) -> None:
+        self._left = times
 
     @property
     def signal_number(self) -> int | None:
         self._left -= 1
-        return 15 if self._left <= 0 else None
+        return signal.SIGTERM if self._left <= 0 else None
 
     @signal_number.setter
     def signal_number(self, _number: int | None) -> None:
         """The ranks' agreement changes nothing here."""
+
+
+class StopAtOnce(StopAfter):
+    """A stop flag that is raised from the third question on."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
