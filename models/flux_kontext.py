@@ -285,10 +285,9 @@ class FluxKontext:
         (sources,), (height, width) = stacked_sources(given, sizes), sizes.output
         with self._parts.encoding():
             prompts, pooled = self._text.states_of(instructions)
-        with self._parts.editing_with(denoiser):
-            latents = self._latents(sources)
+        with self._parts.editing_with(denoiser, self._latent_memo):
             pictures: Tensor = self._pipeline(
-                image=latents,  # which the pipeline takes in place of pictures
+                image=_unit_range(sources.to(self._parts.device)),
                 prompt_embeds=prompts,
                 pooled_prompt_embeds=pooled,
                 height=height,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from physedit.models.encode_once import encoding_once
 from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
 from physedit.models.lora import unwrapped
@@ -190,10 +191,11 @@ class PipelineParts:
             setattr(self.pipeline, name, None)
 
     @contextmanager
-    def editing_with(self, denoiser: nn.Module) -> Iterator[None]:
+    def editing_with(self, denoiser: nn.Module, memo: TensorMemo) -> Iterator[None]:
         """Within the context the pipeline edits with ``denoiser`` in evaluation mode, from text states that are given.
 
-        Offloaded text encoders are out of the pipeline meanwhile, for it runs where its first part lies.
+        Offloaded text encoders are out of the pipeline meanwhile, for it runs where its first part lies. Pictures that
+        it has encoded before it finds in ``memo``.
         """
         bare = unwrapped(denoiser)
         was_training = bare.training
@@ -203,7 +205,8 @@ class PipelineParts:
         for name in kept:
             setattr(self.pipeline, name, None)
         try:
-            yield
+            with encoding_once(self.pipeline, memo):
+                yield
         finally:
             self.pipeline.transformer = self.denoiser
             for name, encoder in kept.items():

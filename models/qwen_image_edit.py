@@ -26,7 +26,6 @@ from physedit.models.parts import CompileBackend, Encoders, MemorySettings, Pipe
 from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
-from physedit.models.qwen_given_latents import encoding_to
 from physedit.models.qwen_outline import qwen_outline
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
@@ -302,25 +301,26 @@ class QwenImageEdit:
         """
         check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
-        sizes = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources)
+        height, width = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
         parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
         with self._parts.encoding():
             texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]
         edited = []
-        with self._parts.editing_with(denoiser), working_at(self._pipeline, self._area_px, self._vision_area_px):
+        with (
+            self._parts.editing_with(denoiser, self._latent_memo),
+            working_at(self._pipeline, self._area_px, self._vision_area_px),
+        ):
             for part, text in zip(parts, texts, strict=True):
-                latents = [self._latents(pictures) for pictures in stacked_sources(given[part], sizes)]
-                with encoding_to(self._pipeline, latents):
-                    pictures: Tensor = self._pipeline(
-                        image=[as_image(picture) for pictures in given[part] for picture in pictures],
-                        height=sizes.output[0],
-                        width=sizes.output[1],
-                        num_inference_steps=num_steps,
-                        true_cfg_scale=guidance,
-                        generator=list(generators[part]),
-                        output_type="pt",
-                        **text,
-                    ).images
+                pictures: Tensor = self._pipeline(
+                    image=[as_image(picture) for pictures in given[part] for picture in pictures],
+                    height=height,
+                    width=width,
+                    num_inference_steps=num_steps,
+                    true_cfg_scale=guidance,
+                    generator=list(generators[part]),
+                    output_type="pt",
+                    **text,
+                ).images
                 edited.append(as_bytes(pictures))
         return torch.cat(edited)
 
