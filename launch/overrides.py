@@ -22,10 +22,9 @@ def override(key: str, value: object) -> str:
 def quoted(value: object) -> str:
     """Returns ``value`` as Hydra's grammar reads it back: the same text, number, truth value, null, list or mapping.
 
-    Text with ``${`` stays text and is not resolved.
-
     Raises:
-        LaunchError: a value, or a key of a mapping, that the grammar has no form for.
+        LaunchError: a value, or a key of a mapping, that the grammar has no form for; or text with ``${``, which a
+            config resolves, and more than once.
     """
     if value is None:
         return "null"
@@ -64,8 +63,11 @@ def key_of(text: str) -> str:
 
 
 def _quoted_text(text: str) -> str:
-    # Hydra halves backslashes before a quote, OmegaConf those before an interpolation, each only there.
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    if "${" in text:
+        raise LaunchError(
+            f"{text!r} holds ${{, which settings resolve and cannot hold as text. Write what it stands for."
+        )
+    # Hydra halves backslashes before a quote, and only there.
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     ending = len(text) - len(text.rstrip("\\"))
     return f"'{text}{chr(92) * ending}'"
