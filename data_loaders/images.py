@@ -16,7 +16,9 @@ A refusal is a ``DatasetRowError`` that names the file and carries its ``RowProb
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -49,9 +51,32 @@ _PNG_METADATA = frozenset({b"eXIf", b"iTXt", b"zTXt", b"tEXt"})
 
 _T = TypeVar("_T")
 
+Place = Callable[[int, int], Tensor]
+"""From H and W to memory for a picture: uint8 ``[3, H, W]``."""
+
+
+def _new(height: int, width: int) -> Tensor:
+    return torch.empty((3, height, width), dtype=torch.uint8)
+
+
+_place: ContextVar[Place] = ContextVar("place", default=_new)
+
+
+@contextmanager
+def decoded_at(place: Place) -> Iterator[None]:
+    """Lets ``decode_rgb`` write pictures where ``place`` says, which saves a copy of them.
+
+    What is decoded inside belongs to ``place`` and must not be kept beyond its use.
+    """
+    before = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(before)
+
 
 def decode_rgb(data: bytes, origin: Origin) -> Tensor:
-    """Decodes a stored picture to uint8 RGB ``[3, H, W]`` by the rules of this module; pure.
+    """Decodes a stored picture to uint8 RGB ``[3, H, W]`` by the rules of this module; pure but for ``decoded_at``.
 
     Raises:
         DatasetRowError: no picture, a truncated one, one above ``MAX_PIXELS``, or a floating-point one.
@@ -60,7 +85,8 @@ def decode_rgb(data: bytes, origin: Origin) -> Tensor:
         _attempt(image.load, RowProblem.DAMAGED, origin, len(data))
         upright = _attempt(lambda: _upright(image), RowProblem.DAMAGED, origin, len(data))
         rgb = _attempt(lambda: np.array(_to_rgb(upright)), RowProblem.DAMAGED, origin, len(data))
-    return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+    height, width, _ = rgb.shape
+    return _place.get()(height, width).copy_(torch.from_numpy(rgb).permute(2, 0, 1))
 
 
 def shown_size(stream: BinaryIO, origin: Origin) -> tuple[int, int]:

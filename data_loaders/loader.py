@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from physedit.data_loaders.encoded import EncodedBatch, EncodedRows, called
+from physedit.data_loaders.images import decoded_at
 from physedit.data_loaders.sample import (
     DatasetRowError,
     DroppedRow,
@@ -177,17 +178,30 @@ class _Sender(Dataset["_Read | _Packed"]):
         self._slabs = slabs
 
     def __getitem__(self, positions: tuple[int, ...]) -> "_Read | _Packed":
-        read, worker = self._reader[positions], get_worker_info()
-        if worker is None or self._slabs is None or isinstance(read, DatasetRowError):
+        worker = get_worker_info()
+        slab = None if worker is None or self._slabs is None else self._slabs.opened(worker.id)
+        if slab is None:
+            return self._reader[positions]
+        with decoded_at(slab.place):
+            read = self._reader[positions]
+        if isinstance(read, DatasetRowError) or not isinstance(read.batch, EditBatch):
             return read
         batch = read.batch
-        if not isinstance(batch, EditBatch):
-            return read
         further = [picture for pair in batch.references for picture in pair]
-        filled = self._slabs.fill(worker.id, [*batch.sources, *batch.targets, *further])
+        filled = slab.filled([*batch.sources, *batch.targets, *further])
         if filled is None:
-            return read
+            return replace(read, batch=_copied(batch))
         return _Packed(replace(read, batch=replace(batch, sources=(), targets=(), references=())), filled)
+
+
+def _copied(batch: EditBatch) -> EditBatch:
+    """Returns the batch with pictures of their own memory."""
+    return replace(
+        batch,
+        sources=tuple(picture.clone() for picture in batch.sources),
+        targets=tuple(picture.clone() for picture in batch.targets),
+        references=tuple(tuple(picture.clone() for picture in pair) for pair in batch.references),
+    )
 
 
 class _Reader:

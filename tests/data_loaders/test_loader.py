@@ -8,14 +8,19 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tests.data_loaders.conftest import WriteTable
 from tests.support.plain_pairs import PlainPairs, plan_of
 
 from physedit.data_loaders.loader import CHANGED, PositionedBatch, Share, TrainingBatches
+from physedit.data_loaders.pica100k import Pica100k
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, EditSample, PromptLevel
 from physedit.data_loaders.slots import LevelMix
@@ -107,6 +112,31 @@ def test_pictures_from_workers_stay_as_they_are_however_long_they_are_kept(kept:
         for name, colour in real(recent):
             assert int(name.removeprefix("plain:")) % 100 == colour
     assert num_seen == 600  # three epochs of 204 slots
+
+
+def test_stored_pictures_from_workers_are_those_of_one_process(write_pica: WriteTable, tmp_path: Path) -> None:
+    """Pictures are decoded into the slabs; a row whose target is broken leaves a stray source in one."""
+    rng = np.random.default_rng(0)
+    data = {}
+    for name in ("src_img", "tgt_img"):
+        cells = []
+        for size in [(40, 30), (40, 30), (24, 56)] * 4:
+            stream = BytesIO()
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(stream, "JPEG")
+            cells.append({"bytes": stream.getvalue(), "path": None})
+        data[name] = cells
+    data["tgt_img"][4]["bytes"] = data["tgt_img"][4]["bytes"][:-200]
+    dataset = Pica100k(path=str(write_pica(num_rows=12, **data)))
+    plan = plan_of(dataset, tmp_path / "index", micro_batch=4)
+    alone, helped = (
+        list(TrainingBatches(dataset, plan, share=Share(4), stop_position=24, num_workers=num)) for num in (0, 2)
+    )
+    assert [each.dropped for each in helped] == [each.dropped for each in alone]
+    assert sum(len(each.dropped) for each in alone) == 2  # in each of two epochs
+    for one, other in zip(alone, helped, strict=True):
+        assert (one.positions, one.batch.sample_ids) == (other.positions, other.batch.sample_ids)
+        for name in ("sources", "targets"):
+            assert all(map(torch.equal, getattr(one.batch, name), getattr(other.batch, name)))
 
 
 class Referring(PlainPairs):
