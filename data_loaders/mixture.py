@@ -61,6 +61,11 @@ class Mixture:
         parts = [f"{member.name}/{member.level}/{dataset.fingerprint}" for dataset, member in self._pairs()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Those of the members, by name."""
+        return {member.name: dataset.fingerprint for dataset, member in self._pairs()}
+
     def __len__(self) -> int:
         return self._ends[-1]
 

@@ -2,13 +2,14 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from physedit.data_loaders.accepted import AcceptedRows
 from physedit.data_loaders.buckets import find_buckets
-from physedit.data_loaders.mixture import members_of
+from physedit.data_loaders.mixture import Mixture, members_of
 from physedit.data_loaders.references import reference_sizes, with_references
 from physedit.data_loaders.sample import DroppedRow, EditDataset, PromptLevel
 from physedit.data_loaders.size_index import SizeIndex
@@ -22,6 +23,8 @@ from physedit.train.processes import Processes
 logger = logging.getLogger(__name__)
 
 PLAN_FILE = "order.json"
+_DATA = "data"
+"""Key of the fingerprints in it."""
 
 
 def build_plan(config: DictConfig, processes: Processes, backbone: Backbone, dataset: EditDataset) -> RunPlan:
@@ -94,9 +97,61 @@ def check_same_plan(plan: RunPlan, folder: Path, step: int) -> None:
         )
 
 
-def write_plan(plan: RunPlan, folder: Path) -> None:
-    """Writes ``order.json``, which ``check_same_plan`` reads. Rank 0 calls it."""
-    write_json(folder / PLAN_FILE, _identity(plan))
+def data_files(dataset: EditDataset) -> Mapping[str, str]:
+    """Returns fingerprints of the data's files and settings by config key: one, or one for each member of a mixture."""
+    if isinstance(dataset, Mixture):
+        return {f"data.members.{name}": fingerprint for name, fingerprint in dataset.fingerprints.items()}
+    return {"data": dataset.fingerprint}
+
+
+def check_same_data(
+    files: Mapping[str, str], config: DictConfig, folder: Path, step: int, processes: Processes
+) -> None:
+    """Makes sure that a resumed run goes on with the files it began with; all ranks call it.
+
+    What the first rank sees counts: copies on other machines have times of their own.
+
+    Args:
+        files: of this run; see ``data_files``.
+        config: of this run, which says where they are.
+        folder: the run folder.
+        step: where the run goes on; 0 is a new run.
+        processes: of the launch.
+
+    Raises:
+        ConfigError: on every rank; names, sizes or times of the files have changed.
+    """
+    changed = processes.gather(_changed_data(files, folder, step) if processes.rank == 0 else [])[0]
+    if not changed:
+        return
+    places = " and ".join(f"{key}.path={OmegaConf.select(config, f'{key}.path')}" for key in changed)
+    raise ConfigError(
+        f"The run in {folder} would go on with other data than it began with: the files of {places} have other names, "
+        f"sizes or times than then, so their pictures or texts may be others. Put the files back as they were, or "
+        f"choose another run_name. If only their times differ, such as after a copy that did not keep them, take "
+        f"'{_DATA}' out of {folder / PLAN_FILE}: the run then goes on with the files as they are."
+    )
+
+
+def write_plan(plan: RunPlan, files: Mapping[str, str], folder: Path) -> None:
+    """Writes ``order.json``, which ``check_same_plan`` and ``check_same_data`` read. Rank 0 calls it."""
+    write_json(folder / PLAN_FILE, {**_identity(plan), _DATA: dict(files)})
+
+
+def _changed_data(files: Mapping[str, str], folder: Path, step: int) -> list[str]:
+    """Returns the keys of the data whose files are not those that the run began with."""
+    path = folder / PLAN_FILE
+    if step == 0 or not path.exists():
+        return []
+    before = read_json(path).get(_DATA)
+    if not isinstance(before, dict):
+        logger.warning(
+            "%s does not say which files the run began with, so it goes on with the data as it is now: make sure that "
+            "it has not changed. From here on a change is noticed.",
+            path,
+        )
+        return []
+    return [key for key, fingerprint in files.items() if before.get(key) != fingerprint]
 
 
 def _identity(plan: RunPlan) -> dict[str, object]:

@@ -34,7 +34,15 @@ from physedit.train.events import Policy, RunEvents
 from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
 from physedit.train.loop import Trainer, fit
-from physedit.train.order import accepted_rows, build_plan, check_same_plan, unusable_rows, write_plan
+from physedit.train.order import (
+    accepted_rows,
+    build_plan,
+    check_same_data,
+    check_same_plan,
+    data_files,
+    unusable_rows,
+    write_plan,
+)
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
@@ -96,7 +104,7 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
     cut_denoiser(config, accelerator, backbone.denoiser, share)
     backbone.to(accelerator.device)
     plan = build_plan(config, processes, backbone, dataset)
-    dataset = accepted_rows(config, dataset, plan)
+    files, dataset = data_files(dataset), accepted_rows(config, dataset, plan)
     folder = run_folder_of(config)
     lock = claim_run_folder(config, overrides, command, accelerator) if accelerator.is_main_process else None
     processes.wait()
@@ -108,9 +116,10 @@ def _train(config: DictConfig, overrides: Sequence[str], command: str, stop: Sto
         trainer = build_trainer(config, team, backbone, dataset, plan=plan, share=share, encoded=encoded)
         start = restore(trainer, store)
         check_same_plan(plan, folder, start.step)
+        check_same_data(files, config, folder, start.step, processes)
         if accelerator.is_main_process:
             write_json(folder / ENGINE_FILE, asdict(trainer.engine.facts()))
-            write_plan(plan, folder)
+            write_plan(plan, files, folder)
             if start.step == 0:
                 write_first_batch(folder / FIRST_BATCH_FILE, dataset, plan, share.global_batch)
         trainer.dropped.start(folder / "dropped.jsonl", start.step, accelerator)

@@ -144,6 +144,50 @@ def test_changed_data_is_refused_on_resume(write_data: Write, run: Any) -> None:
         run(write_data(sources={EMPTY: None}), "max_dropped_share=0.1")
 
 
+def test_pictures_that_changed_with_equal_sizes_are_refused_on_resume(write_data: Write, run: Any) -> None:
+    data = write_data()
+    folder = run(data, "schedule=constant", "num_steps=2")
+    write_data(sources={BROKEN: png(77, SQUARE)})
+    began_with = json.loads((folder / "order.json").read_text())
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(ConfigError, match=rf"other data than it began with: the files of data\.path={data} have"):
+            run(data, "schedule=constant", "num_steps=3")
+        assert json.loads((folder / "order.json").read_text()) == began_with
+    assert len(metrics_of(folder)) == 2
+
+
+def test_a_run_that_does_not_say_what_it_began_with_goes_on_with_a_warning(
+    write_data: Write, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_data()
+    folder = run(data, "schedule=constant", "num_steps=2")
+    written = json.loads((folder / "order.json").read_text())
+    assert set(written["data"]) == {"data"}
+    (folder / "order.json").write_text(json.dumps({key: value for key, value in written.items() if key != "data"}))
+    write_data(sources={BROKEN: png(77, SQUARE)})
+    with caplog.at_level(logging.WARNING, logger="physedit.train.order"):
+        run(data, "schedule=constant", "num_steps=3")
+    assert [f"{folder}/order.json does not say which files" in message for message in caplog.messages] == [True]
+    caplog.clear()
+    run(data, "schedule=constant", "num_steps=4")
+    assert (len(metrics_of(folder)), caplog.messages) == (4, [])
+
+
+def test_the_member_of_a_mixture_whose_files_changed_is_named(
+    write_data: Write, run_smoke: Callable[..., Path]
+) -> None:
+    data = write_data()
+    mixed = (
+        *SHORT, "data=mixture", "+data@data.members.own=pica100k", "+data@data.members.world=scenes",
+        f"data.members.own.path={data}", "+data.weights={own: 0.5, world: 0.5}", "schedule=constant",
+    )  # fmt: skip
+    run_smoke(*mixed, "num_steps=1")
+    assert len(metrics_of(run_smoke(*mixed, "num_steps=2"))) == 2
+    write_data(sources={BROKEN: png(77, SQUARE)})
+    with pytest.raises(ConfigError, match=r"the files of data\.members\.own\.path=\S+ have other names"):
+        run_smoke(*mixed, "num_steps=3")
+
+
 def test_laws_can_be_balanced_and_levels_shown_each(write_data: Write, run: Any) -> None:
     data = write_data()
     balanced = run(data, "order.balance=law", name="balanced")
