@@ -123,6 +123,7 @@ def _responses_request(settings: VisionSettings, messages: Iterable[VisionMessag
             "top_p": settings.top_p,
             "reasoning": effort and {"effort": effort},
             "max_output_tokens": settings.max_tokens,
+            "stream": False,  # some servers stream unless told not to
             "text": schema
             and {"format": {"type": "json_schema", "name": _SCHEMA_NAME, "schema": schema, "strict": True}},
         }

@@ -31,6 +31,14 @@ _TEXT_WIDTH = 32
 _HEAD_WIDTH = 16
 _NUM_HEADS = 2
 _VISION_PATCH_PX = 14
+CHAT_TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn['role'] }}\n"
+    "{% if turn['content'] is string %}{{ turn['content'] }}{% else %}{% for part in turn['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""How turns become text, as the released models' template does for still pictures and without a system turn."""
 _MERGED_PATCHES = 2
 
 
@@ -60,6 +68,20 @@ def build_random_tiny_qwen(
     # A saved folder then names the stock class, which reads the same files.
     pipeline.register_to_config(processor=("transformers", "Qwen2VLProcessor"))
     return pipeline
+
+
+def build_random_tiny_vision_chat(seed: int) -> tuple[Qwen2_5_VLForConditionalGeneration, PictureProcessor]:
+    """Returns a Qwen2.5-VL that talks, in float32 on the CPU, with its processor and chat template.
+
+    The same seed gives the same weights; the global generator is left alone.
+    """
+    tokenizer = build_tokenizer(())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _build_text_encoder(tokenizer)
+    processor = build_processor(tokenizer)
+    processor.chat_template = tokenizer.chat_template = CHAT_TEMPLATE
+    return model, processor
 
 
 def _build_scheduler() -> FlowMatchEulerDiscreteScheduler:

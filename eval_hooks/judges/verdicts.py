@@ -17,7 +17,7 @@ def verdict_of(reply: VisionReply, protocol: JudgeProtocol) -> Verdict:
     verdict = protocol.parse(reply.text)
     if reply.refusal is not None:
         return Verdict(VerdictKind.REFUSED, reply.refusal, "the judge refused", verdict.answer)
-    if reply.is_cut and verdict.kind is VerdictKind.UNPARSED:
+    if reply.is_cut and verdict.kind is VerdictKind.UNPARSED and not _scores(protocol, VerdictKind.UNPARSED):
         return replace(verdict, explanation="the answer was cut off: raise judge.max_tokens")
     return verdict
 
@@ -27,8 +27,9 @@ def failed_call(said: str, protocol: JudgeProtocol) -> Verdict:
 
     Officially, the reply is the one that the published script makes up, which is wrong and counts.
     """
-    is_scored = protocol.is_correct(Verdict(VerdictKind.ERROR, "", ""), "Yes") is not None
-    made_up = protocol.parse(FAILED_CALL) if is_scored else Verdict(VerdictKind.ERROR, "", "")
+    made_up = (
+        protocol.parse(FAILED_CALL) if _scores(protocol, VerdictKind.ERROR) else Verdict(VerdictKind.ERROR, "", "")
+    )
     return replace(made_up, kind=VerdictKind.ERROR, explanation=said)
 
 
@@ -37,3 +38,7 @@ def unsent(image: Tensor | None, box: Box | None) -> Verdict:
     if image is None:
         return Verdict(VerdictKind.ERROR, "", "not sent to the judge: the picture cannot be read")
     return Verdict(VerdictKind.ERROR, "", f"not sent to the judge: the box {box} does not meet the picture")
+
+
+def _scores(protocol: JudgeProtocol, kind: VerdictKind) -> bool:
+    return protocol.is_correct(Verdict(kind, "", ""), "Yes") is not None
