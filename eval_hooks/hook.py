@@ -81,6 +81,8 @@ class EvalReport:
         notes: sentences a reader must see beside the numbers, such as which judge answered.
         seconds: wall time of generating and judging; no part of what makes two reports equal.
         flips: by the keys of the accuracies in ``metrics``.
+        input_copy: what the unchanged inputs get, by the keys of ``metrics``; empty if they were not evaluated. A
+            judge or metric that rewards doing nothing shows here.
     """
 
     hook: str
@@ -90,6 +92,7 @@ class EvalReport:
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     flips: Mapping[str, Flips] = field(default_factory=dict)
+    input_copy: Mapping[str, MetricValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from torch import Tensor
 from physedit.data_loaders.geometry import as_image
 from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_curve
 from physedit.eval_hooks.files import write_bytes
-from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
+from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 from physedit.eval_hooks.metrics.metric import Answer
 from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel
+from physedit.eval_hooks.picabench.names import NAME_OF, law_name
 
 _TEMPLATE = "report.html.jinja"
 _PIXEL_ART_BELOW_PX = 96
@@ -28,17 +29,19 @@ _TITLES = {
     "physics_acc": "Physics accuracy",
     "semantic_acc": "Semantic accuracy",
     "psnr": "PSNR outside the edit",
+    "psnr_512": "PSNR outside the edit, at 512",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A line of the table: ``flips`` only for accuracies."""
+    """A line of the table: ``flips`` only for accuracies, ``input_copy`` only where the inputs were evaluated."""
 
     label: str
     key: str
     change: MetricChange
     flips: Flips | None
+    input_copy: MetricValue | None = None
 
 
 def headline_key(report: EvalReport) -> str:
@@ -51,7 +54,7 @@ def law_table(report: EvalReport) -> list[TableRow]:
     headline = headline_key(report)
     depth = headline.count("/") + 1
     by_law = [key for key in report.metrics if key.startswith(f"{headline}/") and key.count("/") == depth]
-    return [_row(report, headline, "All laws")] + [_row(report, key, _label(key)) for key in by_law]
+    return [_row(report, headline, "All laws")] + [_row(report, key, law_name(_label(key))) for key in by_law]
 
 
 def overall_table(report: EvalReport) -> list[TableRow]:
@@ -62,8 +65,10 @@ def overall_table(report: EvalReport) -> list[TableRow]:
 
 def group_table(report: EvalReport) -> list[TableRow]:
     """Returns the headline metric by category, operation and level, where the report has them."""
-    keys = [key for key in report.metrics if key.count("/") == headline_key(report).count("/") + 2]
-    return [_row(report, key, f"{key.split('/')[-2]}: {_label(key)}") for key in keys]
+    headline = headline_key(report)
+    depth = headline.count("/") + 2
+    keys = [key for key in report.metrics if key.startswith(f"{headline}/") and key.count("/") == depth]
+    return [_row(report, key, _label_of_group(key)) for key in keys]
 
 
 def show_value(key: str, value: float | None) -> str:
@@ -137,6 +142,7 @@ def write_html_report(
         show_value=show_value,
         show_change=show_change,
         show_interval=show_interval,
+        law_name=law_name,
         sign_of=_sign_of,
         mark_of=_mark_of,
         picture_of=_data_uri,
@@ -182,7 +188,18 @@ def _curve(row: TableRow, reports: Sequence[EvalReport]) -> Curve | None:
 
 
 def _row(report: EvalReport, key: str, label: str) -> TableRow:
-    return TableRow(label=label, key=key, change=report.metrics[key], flips=report.flips.get(key))
+    return TableRow(
+        label=label,
+        key=key,
+        change=report.metrics[key],
+        flips=report.flips.get(key),
+        input_copy=report.input_copy.get(key),
+    )
+
+
+def _label_of_group(key: str) -> str:
+    group, value = key.split("/")[-2:]
+    return f"{group}: {NAME_OF[group](value) if group in NAME_OF else _label(key)}"
 
 
 def _label(key: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from physedit.eval_hooks.files import DamagedFileError, read_json, write_json
-from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange
+from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 
 _REPORT, _TIMING = "report.json", "timing.json"
 
@@ -41,6 +41,7 @@ def save_report(report: EvalReport, *, keys: ReportKeys, evidence: Mapping[str, 
             **asdict(keys),
             "metrics": {name: change_record(change) for name, change in report.metrics.items()},
             "flips": {name: {"gained": f.gained, "lost": f.lost} for name, f in report.flips.items()},
+            "input_copy": {name: value_record(value) for name, value in report.input_copy.items()},
             "notes": list(report.notes),
             **evidence,
         },
@@ -90,6 +91,11 @@ def change_record(change: MetricChange) -> dict[str, object]:
     }
 
 
+def value_record(value: MetricValue) -> dict[str, object]:
+    """Returns ``{value, standard_error, n}`` as ``report.json`` holds it."""
+    return {"value": value.value, "standard_error": value.standard_error, "n": value.n}
+
+
 def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
     return EvalReport(
         hook=record["hook"],
@@ -99,6 +105,7 @@ def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
         notes=tuple(record["notes"]),
         seconds=_seconds(folder),
         flips={name: Flips(**flips) for name, flips in record["flips"].items()},
+        input_copy={name: _value(value) for name, value in record.get("input_copy", {}).items()},
     )
 
 
@@ -119,6 +126,10 @@ def _change(record: Mapping[str, Any]) -> MetricChange:
         ci95=None if ci95 is None else (float(ci95[0]), float(ci95[1])),
         n=int(record["n"]),
     )
+
+
+def _value(record: Mapping[str, Any]) -> MetricValue:
+    return MetricValue(_number(record["value"]), _number(record["standard_error"]), int(record["n"]))
 
 
 def _number(value: object) -> float | None:

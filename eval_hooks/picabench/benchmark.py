@@ -1,6 +1,6 @@
-"""The items of PICABench, read from parquet files of its published schema."""
+"""The items of PICABench, and of other benchmarks in its published schemas."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,18 +8,28 @@ from torch import Tensor
 
 from physedit.data_loaders.images import decode_rgb
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
-from physedit.data_loaders.tables import parquet_columns, read_parquet_rows, row_without_picture
-from physedit.eval_hooks.files import file_digest
+from physedit.data_loaders.tables import parquet_columns, read_parquet_rows
+from physedit.eval_hooks.files import digest_of, file_digest
 from physedit.eval_hooks.picabench.annotations import Question, parse_edit_area, parse_questions
-
-PROMPT_COLUMNS: Mapping[PromptLevel, str] = {level: f"{level.value}_prompt" for level in PromptLevel}
-_LABEL_COLUMNS = ("physics_category", "physics_law", "edit_operation")
-_REQUIRED = (*_LABEL_COLUMNS, *PROMPT_COLUMNS.values(), "annotated_qa_pairs", "input_image")
-_TARGETS_FILE = "targets.parquet"
-_REMEDY = (
-    "Point it at the folder of `hf download Andrew613/PICABench --repo-type dataset --local-dir FOLDER`, "
-    "or at a benchmark written by `physedit scenes`."
+from physedit.eval_hooks.picabench.benchmark_rows import (
+    BOXED_QUESTIONS,
+    EDIT_AREA,
+    INSTRUCTION,
+    LABELS,
+    LEVEL,
+    PLAIN_QUESTIONS,
+    PROMPT_COLUMNS,
+    REMEDY,
+    TARGETS_FILE,
+    BenchmarkRow,
+    benchmark_files,
+    picture_bytes,
+    picture_files,
+    read_rows,
 )
+
+_NUM_JOINED = 16
+"""Digests of more files are hashed once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +37,12 @@ class BenchmarkItem:
     """One picture to edit and the questions about the result.
 
     Attributes:
-        index: row number over all files, which names the item's pictures.
+        index: row number over all files, or the index of ``meta_info.json``, which names the item's pictures.
         encoded: the stored bytes of the source picture.
-        category, law, operation: PICABench's labels.
+        category, law, operation: PICABench's labels, as the file spells them.
         prompts: the instruction at each level; may be blank where the benchmark has none.
         questions: what the judge is asked about the edited picture.
-        edit_area: rectangles in the source picture's own pixels; empty if the edit may be anywhere.
+        edit_area: rectangles as the benchmark has them; empty if the edit may be anywhere.
         origin: file and row, for error messages.
         target: stored bytes of the picture that obeys the law, for contact sheets; no judge sees it.
     """
@@ -74,11 +84,19 @@ def load_benchmark(path: str | Path) -> tuple[BenchmarkItem, ...]:
     Columns and keys beyond the schema are ignored. ``targets.parquet`` beside the files (columns ``index`` and
     ``tgt_img``) gives the items their target pictures.
 
+    Args:
+        path: a parquet file, an official ``meta_info.json``, or a folder with either.
+
     Raises:
         DatasetLayoutError: no such files, or columns are missing.
-        DatasetRowError: a row's questions or edit area cannot be understood.
+        DatasetRowError: a row's questions, edit area or picture cannot be understood.
     """
-    return _load(Path(path), (*_REQUIRED, "edit_area"))
+    path = Path(path)
+    targets = _load_targets(benchmark_files(path)[0].parent / TARGETS_FILE)
+    items = tuple(_parse_item(row, row.encoded(), targets.get(row.index)) for row in read_rows(path))
+    if not items:
+        raise DatasetLayoutError(f"PICABench: {path} has no rows. {REMEDY}")
+    return items
 
 
 def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str], str | None]) -> int:
@@ -93,47 +111,24 @@ def check_benchmark(path: str | Path, level: PromptLevel, kind_of: Callable[[str
         DatasetLayoutError: as ``load_benchmark``, or a question that ``kind_of`` refuses.
         DatasetRowError: as ``load_benchmark``, or an item has no instruction of ``level`` or no picture.
     """
-    without_pictures = tuple(name for name in (*_REQUIRED, "edit_area") if name != "input_image")
-    items = _load(Path(path), without_pictures)
-    for item in items:
+    num_items = 0
+    for row in read_rows(Path(path), with_pictures=False):
+        item = _parse_item(row, b"", None)
         item.instruction(level)
         for question in item.questions:
             _refuse_unknown(question, item.origin, kind_of)
-    for file in benchmark_files(path):
-        row = row_without_picture(file, "input_image")
-        if row is not None:
-            _picture_bytes(None, Origin(str(file), row))
-    return len(items)
-
-
-def benchmark_files(path: str | Path) -> tuple[Path, ...]:
-    """Returns the parquet files of a benchmark in order, without its targets.
-
-    Raises:
-        DatasetLayoutError: the path does not exist or holds no parquet file.
-    """
-    path = Path(path)
-    if path.is_file():
-        return (path,)
-    if not path.is_dir():
-        raise DatasetLayoutError(f"PICABench: {path} does not exist. {_REMEDY}")
-    files = tuple(f for f in sorted(path.rglob("*.parquet")) if f.name != _TARGETS_FILE)
-    if not files:
-        found = ", ".join(sorted(f.name for f in path.iterdir())[:8]) or "nothing"
-        raise DatasetLayoutError(f"PICABench: no parquet file under {path}; found {found}. {_REMEDY}")
-    return files
+        num_items += 1
+    if not num_items:
+        raise DatasetLayoutError(f"PICABench: {path} has no rows. {REMEDY}")
+    return num_items
 
 
 def benchmark_digest(path: str | Path) -> str:
-    """Returns the SHA-256 over the contents of a benchmark's files, joined in order."""
-    return "-".join(file_digest(file) for file in benchmark_files(path))
-
-
-def spread(items: Sequence[BenchmarkItem], limit: int | None) -> tuple[BenchmarkItem, ...]:
-    """Returns ``limit`` items spread evenly over the rows, which are grouped by law; all of them for None."""
-    if limit is None or limit >= len(items):
-        return tuple(items)
-    return tuple(items[position * len(items) // limit] for position in range(limit))
+    """Returns the SHA-256 over the contents of a benchmark's files, joined in order; of its pictures too."""
+    path = Path(path)
+    files = (*benchmark_files(path), *picture_files(path))
+    digests = [file_digest(file) for file in files]
+    return "-".join(digests) if len(digests) <= _NUM_JOINED else digest_of({"files": digests})
 
 
 def _refuse_unknown(question: Question, origin: Origin, kind_of: Callable[[str], str | None]) -> None:
@@ -146,54 +141,38 @@ def _refuse_unknown(question: Question, origin: Origin, kind_of: Callable[[str],
         ) from error
 
 
-def _load(path: Path, columns: tuple[str, ...]) -> tuple[BenchmarkItem, ...]:
-    files = benchmark_files(path)
-    targets = _load_targets(files[0].parent / _TARGETS_FILE)
-    items: list[BenchmarkItem] = []
-    for file in files:
-        for row_number, row in enumerate(_read_rows(file, columns)):
-            index = len(items)
-            items.append(_parse_item(row, index, Origin(str(file), row_number), targets.get(index)))
-    if not items:
-        raise DatasetLayoutError(f"PICABench: {path} has no rows. {_REMEDY}")
-    return tuple(items)
-
-
-def _read_rows(file: Path, columns: tuple[str, ...]) -> list[dict[str, object]]:
-    found = parquet_columns(file)
-    missing = [name for name in _REQUIRED if name not in found]
-    if missing:
-        raise DatasetLayoutError(
-            f"PICABench: {file} lacks the columns {', '.join(missing)}. Found: {', '.join(found)}. "
-            f"Expected: {', '.join(_REQUIRED)} and, optionally, edit_area. {_REMEDY}"
-        )
-    return read_parquet_rows(file, [name for name in columns if name in found])
-
-
-def _parse_item(row: Mapping[str, object], index: int, origin: Origin, target: bytes | None) -> BenchmarkItem:
-    category, law, operation = (str(row[name] or "unknown") for name in _LABEL_COLUMNS)
+def _parse_item(row: BenchmarkRow, encoded: bytes, target: bytes | None) -> BenchmarkItem:
+    category, law, operation = (_text(row, name) or "unknown" for name in LABELS)
+    boxed = row.values.get(BOXED_QUESTIONS)
     return BenchmarkItem(
-        index=index,
-        encoded=_picture_bytes(row["input_image"], origin) if "input_image" in row else b"",
+        index=row.index,
+        encoded=encoded,
         category=category,
         law=law,
         operation=operation,
-        prompts={level: str(row[column] or "") for level, column in PROMPT_COLUMNS.items()},
-        questions=parse_questions(row["annotated_qa_pairs"], origin),
-        edit_area=parse_edit_area(row.get("edit_area"), origin),
-        origin=origin,
+        prompts=_prompts(row),
+        questions=parse_questions(row.values.get(PLAIN_QUESTIONS) if boxed is None else boxed, row.origin),
+        edit_area=parse_edit_area(row.values.get(EDIT_AREA), row.origin),
+        origin=row.origin,
         target=target,
     )
 
 
-def _picture_bytes(value: object, origin: Origin) -> bytes:
-    encoded = value.get("bytes") if isinstance(value, Mapping) else value
-    if not isinstance(encoded, bytes):
-        raise DatasetRowError(
-            f"{origin}: input_image holds no picture bytes (found {type(encoded).__name__}). "
-            "The file was written without embedded pictures; download it again."
-        )
-    return encoded
+def _prompts(row: BenchmarkRow) -> dict[PromptLevel, str]:
+    """Returns the instruction of each level; ``edit_instruction`` is that of the row's level, or superficial."""
+    prompts = {level: _text(row, column) for level, column in PROMPT_COLUMNS.items()}
+    written = _text(row, LEVEL)
+    level = PromptLevel(written) if written in tuple(PromptLevel) else PromptLevel.SUPERFICIAL
+    if not prompts[level].strip():
+        prompts[level] = _text(row, INSTRUCTION)
+    return prompts
+
+
+def _text(row: BenchmarkRow, name: str) -> str:
+    value = row.values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise DatasetRowError(f"{row.origin}: {name} is a {type(value).__name__}; expected text. Correct the row.")
+    return value or ""
 
 
 def _load_targets(file: Path) -> dict[int, bytes]:
@@ -206,7 +185,7 @@ def _load_targets(file: Path) -> dict[int, bytes]:
             "it only serves contact sheets."
         )
     rows = read_parquet_rows(file, ["index", "tgt_img"])
-    return {_index(row, file): _picture_bytes(row["tgt_img"], Origin(str(file), n)) for n, row in enumerate(rows)}
+    return {_index(row, file): picture_bytes(row["tgt_img"], Origin(str(file), n)) for n, row in enumerate(rows)}
 
 
 def _index(row: Mapping[str, object], file: Path) -> int:

@@ -7,11 +7,12 @@ from physedit.eval_hooks.compare import PairedRecords, pair_records
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.judges.judge import Judge, Verdict, VerdictKind
 from physedit.eval_hooks.metrics.metric import ItemRecord
-from physedit.eval_hooks.picabench.folder import read_manifest
+from physedit.eval_hooks.picabench.annotations import Reading
+from physedit.eval_hooks.picabench.folder import not_edited, read_all_items, read_manifest
 from physedit.eval_hooks.picabench.judging import count_verdicts
 from physedit.eval_hooks.picabench.measure import count_resized, read_records
 from physedit.eval_hooks.picabench.measures import Measures, changes_of, scores_of
-from physedit.eval_hooks.report_file import ReportKeys, save_report
+from physedit.eval_hooks.report_file import ReportKeys, save_report, value_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,9 @@ class Comparison:
         tuned: folder of the checkpoint's evaluation; receives the report.
         judge: who answered.
         measures: which numbers are reported.
-        is_part: True if only some items of the benchmark were edited.
+        part: how the items were chosen; None if all of the benchmark are in use.
+        num_items: how many are in use, edited or not.
+        input_copy: folder of the unchanged inputs, evaluated as an editor's outputs; None if they were not.
     """
 
     hook: str
@@ -34,7 +37,9 @@ class Comparison:
     tuned: Path
     judge: Judge
     measures: Measures
-    is_part: bool
+    part: str | None
+    num_items: int
+    input_copy: Path | None = None
 
 
 def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> None:
@@ -45,9 +50,14 @@ def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> No
         keys: what the report belongs to.
         seconds: wall time of the evaluation.
     """
-    own = read_records(comparison.tuned)
-    paired = pair_records(read_records(comparison.base), own)
-    changes, flips = changes_of(comparison.measures, comparison.hook, paired)
+    own, others = read_records(comparison.tuned), read_records(comparison.base)
+    not_both = {record.index for record in own} ^ {record.index for record in others}
+    if not_edited(comparison.base) or not_edited(comparison.tuned):
+        own, others = (tuple(r for r in side if r.index not in not_both) for side in (own, others))
+    paired = pair_records(others, own)
+    measures, hook = comparison.measures, comparison.hook
+    copied = () if comparison.input_copy is None else read_records(comparison.input_copy)
+    changes, flips = changes_of(measures, hook, paired)
     report = EvalReport(
         hook=comparison.hook,
         step=comparison.step,
@@ -56,15 +66,24 @@ def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> No
         notes=_notes(comparison, own, paired),
         seconds=seconds,
         flips=flips,
+        input_copy={} if comparison.input_copy is None else scores_of(measures, hook, copied),
     )
-    scores = scores_of(comparison.measures, comparison.hook, own)
     manifest = read_manifest(comparison.tuned)
     assert manifest is not None
     evidence = {
-        "judge": {"id": comparison.judge.judge_id, "note": comparison.judge.note},
-        "measures": comparison.measures.measures_id,
+        "judge": {
+            "id": comparison.judge.judge_id,
+            "note": comparison.judge.note,
+            "protocol": comparison.judge.protocol.protocol_id,
+        },
+        "measures": measures.measures_id,
         "settings": manifest.settings,
-        "scores": {key: {"value": s.value, "standard_error": s.standard_error, "n": s.n} for key, s in scores.items()},
+        "scores": {key: value_record(value) for key, value in scores_of(measures, hook, own).items()},
+        "items": {
+            "in_use": comparison.num_items,
+            "edited": {"base": _num_edited(comparison.base), "tuned": _num_edited(comparison.tuned)},
+            "compared": len(own),
+        },
         "verdicts": {"base": count_verdicts(comparison.base), "tuned": count_verdicts(comparison.tuned)},
         "left_out_of_pairs": paired.left_out,
     }
@@ -76,11 +95,29 @@ def _notes(comparison: Comparison, records: tuple[ItemRecord, ...], paired: Pair
     notes += _notes_on_verdicts(comparison)
     if paired.left_out:
         notes.append(f"{paired.left_out} results exist on one side only and are left out of the comparison.")
-    if comparison.is_part:
-        notes.append(f"Only {len(records)} items, spread over the benchmark.")
+    if comparison.part is not None:
+        notes.append(f"Only {comparison.num_items} items, {comparison.part}.")
+    notes += _notes_on_time(comparison, len(records))
+    if comparison.input_copy is not None and (open_inputs := count_verdicts(comparison.input_copy).get("unscored", 0)):
+        notes.append(f"Of the unchanged inputs {open_inputs} questions are not scored yet.")
     if resized := count_resized(comparison.tuned):
         notes.append(f"{resized} edited pictures had another size than their input and were scaled for the PSNR.")
     return tuple(notes)
+
+
+def _notes_on_time(comparison: Comparison, num_compared: int) -> list[str]:
+    """Returns how many items the time was too short for, if it was."""
+    edited = _num_edited(comparison.base), _num_edited(comparison.tuned)
+    if min(edited) == comparison.num_items:
+        return []
+    return [
+        f"The time budget was used up: {edited[0]} of {comparison.num_items} items of the base and {edited[1]} of the "
+        f"checkpoint are edited; the {num_compared} edited by both are compared, and the rest is not scored."
+    ]
+
+
+def _num_edited(folder: Path) -> int:
+    return len(read_all_items(folder, Reading.STRICT))
 
 
 def _notes_on_verdicts(comparison: Comparison) -> list[str]:

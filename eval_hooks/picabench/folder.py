@@ -20,7 +20,8 @@ from physedit.eval_hooks.picabench.annotations import (
     parse_questions,
     question_record,
 )
-from physedit.eval_hooks.picabench.benchmark import PROMPT_COLUMNS, BenchmarkItem
+from physedit.eval_hooks.picabench.benchmark import BenchmarkItem
+from physedit.eval_hooks.picabench.benchmark_rows import PROMPT_COLUMNS
 from physedit.eval_hooks.picabench.official_annotations import (
     OUTPUT_KEYS,
     official_area,
@@ -30,7 +31,7 @@ from physedit.eval_hooks.picabench.official_annotations import (
 )
 
 INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
-_META_INFO, _MANIFEST = "meta_info.json", "manifest.json"
+META_INFO, _MANIFEST = "meta_info.json", "manifest.json"
 
 
 class OutputsMismatch(ValueError):
@@ -88,11 +89,13 @@ class Manifest:
         key: hash of everything that decides the pictures.
         settings: what the key was made of, in words.
         files: SHA-256 of every input and output picture by relative path.
+        not_edited: items of the benchmark in use that the time budget left out, by index.
     """
 
     key: str
     settings: Mapping[str, object]
     files: Mapping[str, str]
+    not_edited: tuple[int, ...] = ()
 
 
 def picture_name(index: int) -> str:
@@ -102,7 +105,7 @@ def picture_name(index: int) -> str:
 
 def write_meta_info(folder: Path, items: Sequence[BenchmarkItem], level: PromptLevel) -> None:
     """Writes ``meta_info.json`` with the keys of PICABench's ``prepare_meta_info.py``, and the prompts besides."""
-    write_json(folder / _META_INFO, [_meta_record(item, level) for item in items])
+    write_json(folder / META_INFO, [_meta_record(item, level) for item in items])
 
 
 def read_meta_info(folder: Path, reading: Reading = Reading.STRICT) -> tuple[EditedItem, ...]:
@@ -125,7 +128,7 @@ def read_all_items(folder: Path, reading: Reading) -> tuple[EditedItem, ...]:
         DatasetLayoutError: as ``read_meta_info``.
         DatasetRowError: as ``read_meta_info``.
     """
-    path = folder / _META_INFO
+    path = folder / META_INFO
     records = _read_records(path)
     if reading is Reading.STRICT:
         items = tuple(_strict_item(record, path, row) for row, record in enumerate(records))
@@ -141,7 +144,8 @@ def read_all_items(folder: Path, reading: Reading) -> tuple[EditedItem, ...]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes ``manifest.json``: the folder is complete from here on."""
-    write_json(folder / _MANIFEST, {"key": manifest.key, "settings": manifest.settings, "files": manifest.files})
+    record = {"key": manifest.key, "settings": manifest.settings, "not_edited": list(manifest.not_edited)}
+    write_json(folder / _MANIFEST, {**record, "files": manifest.files})
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -160,7 +164,13 @@ def read_manifest(folder: Path) -> Manifest | None:
             f"{path} is damaged: expected key, settings and files, found {', '.join(record) or 'nothing'}. Delete the "
             f"folder {folder} to edit and judge anew."
         )
-    return Manifest(key=key, settings=settings, files=files)
+    not_edited = record.get("not_edited", [])
+    return Manifest(
+        key=key,
+        settings=settings,
+        files=files,
+        not_edited=tuple(not_edited) if isinstance(not_edited, list) else (),
+    )
 
 
 def read_whole_manifest(folder: Path) -> Manifest | None:
@@ -171,6 +181,12 @@ def read_whole_manifest(folder: Path) -> Manifest | None:
     except (DamagedFileError, DatasetLayoutError, DatasetRowError):
         return None
     return manifest if manifest and _outputs(manifest) <= described else None
+
+
+def not_edited(folder: Path) -> tuple[int, ...]:
+    """Returns the items that a time budget left out, by index; none if the edits are not finished."""
+    manifest = read_whole_manifest(folder)
+    return () if manifest is None else manifest.not_edited
 
 
 def has_its_pictures(folder: Path) -> bool:
@@ -225,7 +241,7 @@ def _meta_record(item: BenchmarkItem, level: PromptLevel) -> dict[str, object]:
 def _read_records(path: Path) -> list[Mapping[str, object]]:
     if not path.exists():
         raise DatasetLayoutError(
-            f"{path.parent} has no {_META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
+            f"{path.parent} has no {META_INFO}, so it holds no finished edits. Run the evaluation that edits first."
         )
     try:
         records = json.loads(path.read_text(encoding="utf-8"))

@@ -4,87 +4,40 @@ Shape legend: B batch, H W pixels.
 """
 
 import logging
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
 
-from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.streams import stream_seed
-from physedit.eval_hooks.files import (
-    DamagedFileError,
-    encode_png,
-    file_digest,
-    json_line,
-    link_or_copy,
-    open_journal,
-    read_json_lines,
-    write_bytes,
-)
+from physedit.eval_hooks.files import json_line, open_journal
 from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem
-from physedit.eval_hooks.picabench.folder import (
-    INPUTS,
-    OUTPUTS,
-    TARGETS,
-    Manifest,
-    picture_name,
-    read_manifest,
-    read_whole_manifest,
-    write_manifest,
-    write_meta_info,
+from physedit.eval_hooks.picabench.edit_task import (
+    TIME_IS_UP,
+    EditTask,
+    clear_stale,
+    complete,
+    is_done,
+    journals,
+    proven_files,
+    store,
 )
+from physedit.eval_hooks.picabench.folder import read_whole_manifest
+from physedit.eval_hooks.picabench.inputs import input_picture, input_size
+from physedit.eval_hooks.picabench.subset import shuffled
 from physedit.eval_hooks.ranks import Ranks
 from physedit.models.sizes import PictureSizes
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class EditSettings:
-    """How pictures are edited.
-
-    Attributes:
-        seed: with hook and item it decides the noise, so base and adapter start from the same.
-        num_steps: denoising steps.
-        guidance: guidance scale of the pipeline; None for the editor's own.
-        level: which instruction is used.
-        batch_size: pictures edited at once, if at one size.
-    """
-
-    seed: int
-    num_steps: int
-    guidance: float | None
-    level: PromptLevel
-    batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class EditTask:
-    """What to edit into which folder.
-
-    Attributes:
-        folder: receives pictures, ``meta_info.json`` and ``manifest.json``.
-        items: the whole benchmark in use, not this rank's share.
-        settings: how.
-        hook: name of the hook, part of the noise's seed.
-        key: hash of all that decides the pictures; pictures of another key are never kept.
-        described: what the key was made of, for the manifest.
-        twin: a finished folder with the same inputs, to link instead of storing them twice.
-    """
-
-    folder: Path
-    items: Sequence[BenchmarkItem]
-    settings: EditSettings
-    hook: str
-    key: str
-    described: Mapping[str, object]
-    twin: Path | None = None
-
+ENCODED = "encoded"
+"""Below the base cache: what encoders made of benchmarks' items."""
 
 Batch = tuple[BenchmarkItem, ...]
 
@@ -94,28 +47,32 @@ def edit_benchmark(context: EvalContext, task: EditTask) -> int:
 
     Pictures whose hash is proven by the manifest, or by the journal of a killed run, are kept. All ranks must call it,
     and all make the same number of calls to ``Backbone.edit``, repeating a batch where their share is smaller, so that
-    a denoiser sharded over ranks never waits for a rank that is done.
+    a denoiser sharded over ranks never waits for a rank that is done. With a time budget some items may stay unedited,
+    which the manifest tells; a later call without one edits them.
     """
+    started = time.monotonic()
     ranks = Ranks(context.rank, context.world_size, context.barrier)
-    ranks.first_alone(task.folder, lambda: _clear_stale(task))
+    ranks.first_alone(task.folder, lambda: clear_stale(task))
     proven: dict[str, str] = {}
-    ranks.together(task.folder, lambda: proven.update(_proven_files(task)))
-    pending = [item for item in task.items if not _is_done(item, proven)]
-    if not pending and read_whole_manifest(task.folder) is not None:
+    ranks.together(task.folder, lambda: proven.update(proven_files(task)))
+    pending = [item for item in task.items if not is_done(item, proven)]
+    budget_s = task.settings.time_budget_s
+    if _is_complete(task, pending):
         return 0
+    if budget_s is not None:
+        pending = list(shuffled(pending))  # so that what is edited before the end is a fair sample
     plan = [
         plan_batches(ranks_share, context.backbone.sizes_of, task.settings.batch_size)
         for ranks_share in (pending[rank :: ranks.world_size] for rank in range(ranks.world_size))
     ]
-    made = 0
-
-    def work() -> None:
-        nonlocal made
-        made = _edit_batches(context, task, plan)
-
-    ranks.together(task.folder, work)
-    ranks.first_alone(task.folder, lambda: _complete(task))
-    return made
+    rounds = _Rounds(context, task, plan)
+    with _kept(context, task), undisturbed(context.denoiser, context.device):
+        if budget_s is None:
+            ranks.together(task.folder, rounds.run_all)
+        else:
+            _run_until(rounds, ranks, started + budget_s)
+    ranks.first_alone(task.folder, lambda: complete(task, may_lack=budget_s is not None))
+    return rounds.num_made
 
 
 def plan_batches(
@@ -124,7 +81,7 @@ def plan_batches(
     """Groups items that are edited at one size into batches, in order of their first item. Pure."""
     groups: dict[PictureSizes, list[BenchmarkItem]] = {}
     for item in items:
-        groups.setdefault(sizes_of(*item.source.shape[-2:]), []).append(item)
+        groups.setdefault(sizes_of(*input_size(item)), []).append(item)
     return tuple(
         tuple(group[start : start + batch_size])
         for group in groups.values()
@@ -135,6 +92,20 @@ def plan_batches(
 def item_generator(seed: int, hook: str, index: int) -> torch.Generator:
     """Returns the CPU generator of an item's noise: a function of its arguments and of nothing else."""
     return torch.Generator("cpu").manual_seed(stream_seed(seed, hook, index))
+
+
+def made_with(context: EvalContext) -> dict[str, object]:
+    """Returns what decides an editor's pictures beside settings and items: its weights, and what computes with them."""
+    on_gpu = context.device.type == "cuda"
+    frozen = {str(each.dtype) for each in context.denoiser.parameters() if not each.requires_grad}
+    return {
+        "backbone": context.backbone.fingerprint,
+        "dtype": sorted(frozen),
+        "torch": torch.__version__,
+        "diffusers": version("diffusers"),
+        "transformers": version("transformers"),
+        "device": torch.cuda.get_device_name(context.device) if on_gpu else context.device.type,
+    }
 
 
 @contextmanager
@@ -151,91 +122,76 @@ def undisturbed(denoiser: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = training
 
 
-def _clear_stale(task: EditTask) -> None:
-    """Removes what another key made: its pictures must not be taken for this one's."""
-    task.folder.mkdir(parents=True, exist_ok=True)
-    manifest = _manifest_of_side(task.folder)
-    keys = {manifest.key} if manifest else set()
-    for journal in _journals(task.folder):
-        keys |= {str(row["key"]) for row in _journal_rows(journal)}
-    entries = [entry for entry in task.folder.iterdir() if not entry.name.startswith(".")]
-    if keys == {task.key} or not entries:
-        return
-    log.warning("%s holds evaluations made by other weights or settings; they are replaced", task.folder)
-    for entry in entries:
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def _is_complete(task: EditTask, pending: Sequence[BenchmarkItem]) -> bool:
+    """True if the folder is described as it is, and lacks nothing but what a time budget left out before."""
+    manifest = read_whole_manifest(task.folder)
+    if manifest is None or journals(task.folder):
+        return False
+    left_out = manifest.not_edited if task.settings.time_budget_s is not None else ()
+    return {item.index for item in pending} <= set(left_out)
 
 
-def _journals(folder: Path) -> list[Path]:
-    return sorted(folder.glob("generated.*.jsonl"))
+@dataclass
+class _Rounds:
+    """The batches of all ranks, one of each at a time."""
+
+    context: EvalContext
+    task: EditTask
+    plan: Sequence[Sequence[Batch]]
+    num_made: int = 0
+
+    def __len__(self) -> int:
+        return max(len(batches) for batches in self.plan)
+
+    def run_all(self) -> None:
+        for number in range(len(self)):
+            self.run(number)
+
+    def run(self, number: int) -> None:
+        """Edits this rank's batch of a round, or any batch, in vain, where it has none."""
+        mine = self.plan[self.context.rank]
+        if number >= len(mine):
+            _edit(self.context, self.task, next(batch for batches in self.plan for batch in batches))
+            return
+        edited = _edit(self.context, self.task, mine[number])
+        with open_journal(self.task.folder / f"generated.{self.context.rank}.jsonl") as journal:
+            for item, picture in zip(mine[number], edited, strict=True):
+                journal.writelines(json_line(row) for row in store(self.task, item, picture))
+        self.num_made += len(mine[number])
+        self.context.progress(self.num_made, sum(len(batch) for batch in mine), f"{self.task.hook}: editing")
 
 
-def _journal_rows(journal: Path) -> list[dict[str, object]]:
-    return read_json_lines(journal, required=("key", "file", "sha256"))
+def _run_until(rounds: _Rounds, ranks: Ranks, end_s: float) -> None:
+    """Runs rounds until the clock of rank 0 says so; at least one, so that every call gets on."""
+    folder = rounds.task.folder
+    mark = folder / TIME_IS_UP
+    for number in range(len(rounds)):
+        if number > 0:
+            ranks.first_alone(folder, lambda: mark.touch() if time.monotonic() >= end_s else None)
+            is_up: list[bool] = []
+            ranks.together(folder, lambda is_up=is_up: is_up.append(mark.exists()))  # type: ignore[misc]
+            if is_up[0]:
+                log.warning("%s: the time is up after %d of %d rounds of edits", folder, number, len(rounds))
+                break
+        ranks.together(folder, partial(rounds.run, number))
 
 
-def _manifest_of_side(folder: Path) -> Manifest | None:
-    """Returns the manifest, or None without one that can be read: the side is then not finished."""
-    try:
-        return read_manifest(folder)
-    except DamagedFileError:
-        return None
-
-
-def _proven_files(task: EditTask) -> dict[str, str]:
-    """Returns the hashes by relative path of files that are there and have the recorded hash."""
-    manifest = _manifest_of_side(task.folder)
-    recorded = dict(manifest.files) if manifest else {}
-    for journal in _journals(task.folder):
-        for row in _journal_rows(journal):
-            recorded[str(row["file"])] = str(row["sha256"])
-    return {
-        name: digest
-        for name, digest in recorded.items()
-        if (task.folder / name).exists() and file_digest(task.folder / name) == digest
-    }
-
-
-def _is_done(item: BenchmarkItem, proven: Mapping[str, str]) -> bool:
-    name = picture_name(item.index)
-    return f"{INPUTS}/{name}" in proven and f"{OUTPUTS}/{name}" in proven
-
-
-def _edit_batches(context: EvalContext, task: EditTask, plan: Sequence[Sequence[Batch]]) -> int:
-    mine = plan[context.rank]
-    rounds = max(len(batches) for batches in plan)
-    filler = next((batch for batches in plan for batch in batches), None)
-    made = 0
-    with (
-        undisturbed(context.denoiser, context.device),
-        open_journal(task.folder / f"generated.{context.rank}.jsonl") as journal,
-    ):
-        for number in range(rounds):
-            batch = mine[number] if number < len(mine) else filler
-            assert batch is not None
-            edited = _edit(context, task, batch)
-            if number >= len(mine):
-                continue
-            for item, picture in zip(batch, edited, strict=True):
-                for row in _store(task, item, picture):
-                    journal.write(json_line(row))
-            journal.flush()
-            made += len(batch)
-            context.progress(made, sum(len(batch) for batch in mine), f"{task.hook}: editing")
-    return made
+def _kept(context: EvalContext, task: EditTask) -> AbstractContextManager[None]:
+    if not task.settings.keep_encoded:
+        return nullcontext()
+    return context.backbone.keeping_encoded(context.base_cache / ENCODED)
 
 
 def _edit(context: EvalContext, task: EditTask, batch: Batch) -> Tensor:
-    settings, backbone = task.settings, context.backbone
-    edited = backbone.edit(
+    settings = task.settings.for_editor(context.backbone)
+    assert settings.num_steps is not None
+    assert settings.guidance is not None
+    edited = context.backbone.edit(
         context.denoiser,
-        [(item.source,) for item in batch],
+        [(input_picture(item),) for item in batch],
         [item.instruction(settings.level) for item in batch],
         num_steps=settings.num_steps,
-        guidance=backbone.default_guidance if settings.guidance is None else settings.guidance,
+        guidance=settings.guidance,
         generators=[item_generator(settings.seed, task.hook, item.index) for item in batch],
     )
     if edited.dtype != torch.uint8 or edited.shape[:2] != (len(batch), 3):
@@ -244,37 +200,3 @@ def _edit(context: EvalContext, task: EditTask, batch: Batch) -> Tensor:
             f"found {edited.dtype} {list(edited.shape)} for items {[item.index for item in batch]}."
         )
     return edited.cpu()
-
-
-def _store(task: EditTask, item: BenchmarkItem, edited: Tensor) -> list[dict[str, object]]:
-    name = picture_name(item.index)
-    write_bytes(task.folder / OUTPUTS / name, encode_png(edited))
-    _store_input(task, item, name)
-    if item.target is not None and task.twin is None:
-        write_bytes(task.folder / TARGETS / name, item.target)
-    return [
-        {"key": task.key, "file": file, "sha256": file_digest(task.folder / file)}
-        for file in (f"{INPUTS}/{name}", f"{OUTPUTS}/{name}")
-    ]
-
-
-def _store_input(task: EditTask, item: BenchmarkItem, name: str) -> None:
-    twin = task.twin / INPUTS / name if task.twin is not None else None
-    if twin is not None and twin.exists():
-        link_or_copy(twin, task.folder / INPUTS / name)
-    else:
-        write_bytes(task.folder / INPUTS / name, encode_png(item.source))
-
-
-def _complete(task: EditTask) -> None:
-    proven = _proven_files(task)
-    missing = [item.index for item in task.items if not _is_done(item, proven)]
-    if missing:
-        raise FileNotFoundError(
-            f"{task.folder}: the edits of items {missing[:5]} are not there although every rank has finished. "
-            "All ranks must see the same folder: put the run on a file system that they share."
-        )
-    write_meta_info(task.folder, task.items, task.settings.level)
-    write_manifest(task.folder, Manifest(task.key, task.described, dict(sorted(proven.items()))))
-    for journal in _journals(task.folder):
-        journal.unlink()

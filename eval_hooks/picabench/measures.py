@@ -42,32 +42,39 @@ class Measures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PicaBenchMeasures:
-    """The published numbers: accuracy per question and per item, PSNR; accuracy by law, category, operation, level.
+    """The published numbers: accuracy per question and per item, by law, category, operation and level; PSNR.
 
-    The published per-law columns weigh every question the same; so do these.
+    The published per-law columns weigh every question the same, as ``acc`` does; the published scripts' files weigh
+    every item the same, as ``acc_item`` does.
     """
 
     @property
     def measures_id(self) -> str:
         """Names the set and its version."""
-        return "picabench-1"
+        return "picabench-2"
 
     def kind_of(self, question: str) -> str | None:  # noqa: ARG002  (PICABench does not tell kinds apart)
         """Returns None: PICABench does not tell kinds of questions apart."""
         return None
 
     def by_key(self, hook: str, records: Sequence[ItemRecord]) -> Mapping[str, Measure]:
-        """Returns ``acc``, ``acc_item``, ``psnr``, ``acc/LAW`` and ``acc/GROUP/VALUE`` (category, operation, level)."""
-        acc = f"{hook}/acc"
-        return {
-            acc: Measure(Accuracy()),
-            f"{hook}/acc_item": Measure(ItemAccuracy()),
-            f"{hook}/psnr": Measure(Consistency()),
-            **by_value(acc, Accuracy(), records, law_of),
-            **by_value(f"{acc}/category", Accuracy(), records, _category_of),
-            **by_value(f"{acc}/operation", Accuracy(), records, _operation_of),
-            **by_value(f"{acc}/level", Accuracy(), records, _level_of),
-        }
+        """Returns ``acc``, ``acc_item``, ``psnr``, ``psnr_512``, then both accuracies by group.
+
+        ``acc`` weighs every question the same, ``acc_item`` every item. Each is there as ``acc/LAW`` and as
+        ``acc/GROUP/VALUE`` for the groups category, operation and level.
+        """
+        accuracies: tuple[tuple[str, Metric], ...] = (
+            (f"{hook}/acc", Accuracy()),
+            (f"{hook}/acc_item", ItemAccuracy()),
+        )
+        found = {key: Measure(metric) for key, metric in accuracies}
+        found[f"{hook}/psnr"] = Measure(Consistency())
+        found[f"{hook}/psnr_512"] = Measure(Consistency(in_square=True))
+        for key, metric in accuracies:
+            found |= by_value(key, metric, records, law_of)
+            for group, value_of in _GROUPS.items():
+                found |= by_value(f"{key}/{group}", metric, records, value_of)
+        return found
 
     def notes(self, records: Sequence[ItemRecord]) -> tuple[str, ...]:
         """Returns how many items give the PSNR of the whole picture."""
@@ -133,3 +140,10 @@ def _level_of(record: ItemRecord) -> str:
 
 def _having(value_of: Callable[[ItemRecord], str], value: str) -> Callable[[ItemRecord], bool]:
     return lambda record: value_of(record) == value
+
+
+_GROUPS: Mapping[str, Callable[[ItemRecord], str]] = {
+    "category": _category_of,
+    "operation": _operation_of,
+    "level": _level_of,
+}

@@ -72,7 +72,7 @@ def test_the_page_needs_nothing_else_and_is_well_formed(reports: list[EvalReport
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
     assert not re.search(r"@import|url\(|http", html)
     assert page.count["img"] == 3 * 3 * 4  # laws, items of each, pictures of each
-    assert page.count["svg"] == 3
+    assert page.count["svg"] == 4  # acc, acc_item, psnr, psnr_512
     assert "A &amp; B" in html
     assert "Judge: A rule &lt;not a model&gt; answers." in html
     assert "✓ yes" in html
@@ -103,7 +103,7 @@ def test_the_sheet_has_a_row_for_each_law(reports: list[EvalReport], tmp_path: P
 def test_law_table_begins_with_all_laws(reports: list[EvalReport]) -> None:
     rows = law_table(reports[-1])
     assert headline_key(reports[-1]) == "picabench/acc"
-    assert [row.label for row in rows] == ["All laws", "Reflection", "Causality", "Global"]
+    assert [row.label for row in rows] == ["All laws", "Reflection", "Causality", "Global State Transition"]
     assert sum(row.change.n for row in rows[1:]) == rows[0].change.n == 12
     assert rows[0].flips is not None
     assert rows[0].flips.gained == 6

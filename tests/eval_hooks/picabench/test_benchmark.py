@@ -7,8 +7,9 @@ from tests.support.stand_ins import png, write_benchmark
 
 from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
 from physedit.eval_hooks.picabench.annotations import parse_edit_area, parse_questions
-from physedit.eval_hooks.picabench.benchmark import benchmark_digest, check_benchmark, load_benchmark, spread
+from physedit.eval_hooks.picabench.benchmark import benchmark_digest, check_benchmark, load_benchmark
 from physedit.eval_hooks.picabench.judging import no_kind
+from physedit.eval_hooks.picabench.subset import select
 
 ORIGIN = Origin("bench.parquet", 3)
 BOX = {"x": 1.0, "y": 2.0, "width": 3.0, "height": 4.0}
@@ -100,5 +101,5 @@ def test_check_names_a_row_without_instruction_of_the_level(tmp_path: Path) -> N
 
 def test_a_limit_spreads_over_the_rows(tmp_path: Path) -> None:
     items = load_benchmark(write_benchmark(tmp_path, 9))
-    assert [item.index for item in spread(items, 3)] == [0, 3, 6]
-    assert spread(items, None) == items
+    assert [item.index for item in select(items, limit=3)] == [0, 3, 6]
+    assert select(items) == items
