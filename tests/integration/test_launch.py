@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.support import spies
 from tests.support.runs import metrics_of, smoke_overrides
 
 from physedit.launch.plan import PROFILES
@@ -88,14 +89,38 @@ def test_ranks_with_different_settings_stop_before_the_first_step(world: Path, t
     assert not (tmp_path / "pair" / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_two_processes_train_on_the_same_samples_as_one(run_smoke, world: Path, tmp_path: Path):
-    alone = run_smoke(*EVALUATED, name="alone")
+@pytest.fixture(scope="module")
+def pair(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains under DDP with spies and returns the run folder; ``spied`` lies beside it."""
+    root = tmp_path_factory.mktemp("ddp")
     profile = ["--config_file", str(PROFILES / "cpu_ddp2.yaml")]
-    given = ["-m", "physedit.train", *smoke_overrides(world, tmp_path, "pair", EVALUATED)]
+    given = ["-m", "physedit.train", *smoke_overrides(world, root, "pair", (*EVALUATED, *spies.OVERRIDES))]
     command = [str(TOOLS / "accelerate"), "launch", *profile, *given]
-    subprocess.run(command, check=True, env=environment(), timeout=300, cwd=tmp_path)
-    pair = tmp_path / "pair"
+    more = spies.environment_of(root / "spied")
+    subprocess.run(command, check=True, env=environment() | more, timeout=300, cwd=root)
+    assert json.loads((root / "pair" / "engine.json").read_text())["wrapper"] == "DistributedDataParallel"
+    return root / "pair"
+
+
+@pytest.mark.slow
+def test_c14_ranks_draw_their_own_noise_and_levels_for_samples_of_their_own(pair: Path) -> None:
+    seen = {
+        key: [spies.lines_of(pair.parent / "spied", rank, key) for rank in (0, 1)]
+        for key in ("ids", "adapter", "noise", "normal")
+    }
+    for key in ("ids", "noise", "normal"):
+        first, second = (set(rank[0]) for rank in seen[key])  # of step 1, a micro batch of two
+        assert len(first) == len(second) == 2
+        assert not first & second, key
+    assert seen["adapter"][0] == seen["adapter"][1]  # before each of the eight steps
+    assert len(set(seen["adapter"][0])) == len(seen["adapter"][0]) == 8
+    noise = [each for rank in seen["noise"] for micro_batch in rank for each in micro_batch]
+    assert len(set(noise)) == len(noise) == 8 * 4
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_the_same_samples_as_one(run_smoke, pair: Path):
+    alone = run_smoke(*EVALUATED, name="alone")
     recorded = json.loads((pair / "environment.json").read_text())
     assert (recorded["distributed_type"], recorded["num_processes"]) == ("MULTI_CPU", 2)
 
