@@ -40,7 +40,7 @@ class Mixture:
         self._sets = list(members.values())
         self._ends = list(itertools.accumulate(len(dataset) for dataset in self._sets))
         self.members = tuple(
-            Member(name, end - len(dataset), len(dataset), float(weights[name]), _level(name, dataset, fixed))
+            Member(name, end - len(dataset), len(dataset), _weight(name, weights[name]), _level(name, dataset, fixed))
             for (name, dataset), end in zip(members.items(), self._ends, strict=True)
         )
 
@@ -133,6 +133,12 @@ def _check_names(members: Mapping[str, EditDataset], weights: Mapping[str, float
     lacking = [name for name in members if name not in weights]
     if lacking:
         raise ValueError(f"No weight for {', '.join(lacking)}. Give each member one, such as weights.{lacking[0]}=1.0.")
+
+
+def _weight(name: str, weight: object) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(f"weights.{name}={weight} is no number. Give each member one above 0, such as 0.7.")
+    return float(weight)
 
 
 def _level(name: str, dataset: EditDataset, levels: Mapping[str, str]) -> PromptLevel | None:

@@ -104,7 +104,7 @@ class Pica100k:
 
 
 def _open(path: str, streaming: bool) -> Rows:
-    missing = f"Download it with: {_DOWNLOAD} {path}, or set path={PREFIX}Andrew613/PICA-100K@REVISION."
+    missing = f"Download it with: {_DOWNLOAD} {path}, or set data.path={PREFIX}Andrew613/PICA-100K@REVISION."
     if streaming:
         return open_streamed(path, _COLUMNS, remedy=missing)
     local = open_hub_parquet(path) if path.startswith(PREFIX) else Path(path).expanduser()

@@ -98,7 +98,7 @@ def check_room(states: Mapping[str, Tensor], instructions: Sequence[str], *, lon
     if longest > room:
         raise InstructionError(
             f"The instruction {_shown(instructions[lengths.index(longest)])} and its pictures make {longest} tokens, "
-            f"but the transformer has positions for {room} of this size of picture. Shorten it, or drop the row."
+            f"but the transformer has positions for {room} of this size of picture. Shorten it."
         )
 
 

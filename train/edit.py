@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from physedit.data_loaders.geometry import as_image, resized
-from physedit.data_loaders.images import read_rgb
+from physedit.data_loaders.images import MAX_PIXELS, read_rgb
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError
 from physedit.eval_hooks.files import (
     DamagedFileError,
@@ -80,6 +81,11 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
         ValueError: input that cannot be used, or a folder that holds something else than this very edit.
     """
     check_request(request)
+    if config.backbone.get("encoders") == "absent":
+        raise ConfigError(
+            "backbone.encoders=absent leaves out the text encoders, but an edit encodes its instruction. Use "
+            "backbone.encoders=offload, which has them on the device only while they encode, or resident."
+        )
     pictures = [_read_picture(path) for path in request.images]
     identity = _identity(config, request, adapter)
     folder = out or DEFAULT_ROOT / f"{request.images[0].stem}_{identity[:10]}"
@@ -167,7 +173,13 @@ def _read_picture(path: Path) -> Tensor:
     try:
         return read_rgb(path)
     except DatasetRowError as error:
-        raise ConfigError(f"--image {path} cannot be used: {error}") from error
+        # The messages speak of rows of a data set; that of a file that cannot be read does not.
+        if error.reason == RowProblem.MISSING_FILE:
+            raise ConfigError(f"--image {path} cannot be used: {error}") from error
+        raise ConfigError(
+            f"--image {path} cannot be used: {error.reason}. Give a picture that can be decoded to its end, with whole "
+            f"numbers for pixels, and with at most {MAX_PIXELS} of them."
+        ) from error
 
 
 def _identity(config: DictConfig, request: EditRequest, adapter: Path | None) -> str:

@@ -126,8 +126,8 @@ def _check_absent(config: DictConfig) -> None:
     instead = "Use backbone.encoders=offload, which has them on the device only while they encode, or resident."
     if config.encode.text != "cached":
         raise ConfigError(
-            "backbone.encoders=absent leaves out the text encoders, but this run encodes its instructions as it goes: "
-            f"there is no cache of encoded data to train from (encode=cached, filled before). {instead}"
+            "backbone.encoders=absent leaves out the text encoders, but edits, evaluations and training encode their "
+            f"instructions as they go; only training with encode=cached, filled before, does not. {instead}"
         )
     if config.eval:
         raise ConfigError(

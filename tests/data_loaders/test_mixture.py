@@ -73,6 +73,9 @@ def test_another_data_set_is_its_own_only_member() -> None:
 
 REFUSED = [
     ({"weights": {"pica": 1.0}}, "No weight for own"),
+    ({"weights": {"pica": 1.0, "own": "much"}}, r"weights\.own=much is no number"),
+    ({"weights": {"pica": None, "own": 1.0}}, r"weights\.pica=None is no number"),
+    ({"weights": {"pica": 1.0, "own": True}}, r"weights\.own=True is no number"),
     ({"weights": {"pica": 1.0, "own": 1.0, "pico": 1.0}}, "weights.pico is of no member. Did you mean pica?"),
     ({"levels": {"owm": "explicit"}}, "levels.owm is of no member. Did you mean own?"),
     ({"levels": {"own": "superficial"}}, "levels.own=superficial is not a level that own has: explicit"),

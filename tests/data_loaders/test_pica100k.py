@@ -72,7 +72,10 @@ def test_rewritten_file_is_read_anew(write_pica) -> None:
 
 
 def test_missing_folder_names_the_download(tmp_path: Path) -> None:
-    with pytest.raises(DatasetLayoutError, match=r"no such path.*hf download Andrew613/PICA-100K --repo-type dataset"):
+    with pytest.raises(
+        DatasetLayoutError,
+        match=r"no such path.*hf download Andrew613/PICA-100K --repo-type dataset.* or set data\.path=hf://",
+    ):
         Pica100k(path=str(tmp_path / "absent"))
 
 

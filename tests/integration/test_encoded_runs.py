@@ -90,8 +90,8 @@ def test_verb_refuses_bad_input_with_exit_code_2(world: Path, tmp_path: Path) ->
         (("encode=cached", "encode.text=warm"), r"encode\.text=warm is not known"),
         (("encode.mode=hot",), r"encode\.mode=hot is not known"),
         (("encode=cold",), r"encode=cold is not an option of encode.* Options: cached, live"),
-        (("backbone.encoders=absent",), r"no cache of encoded data to train from"),
-        ((*TEXT_LIVE, "backbone.encoders=absent"), r"encodes its instructions as it goes"),
+        (("backbone.encoders=absent",), r"edits, evaluations and training encode their instructions as they go"),
+        ((*TEXT_LIVE, "backbone.encoders=absent"), r"only training with encode=cached, filled before, does not"),
         ((*CACHED, "backbone.encoders=absent", "eval=scenes"), r"edits in its evaluations \(scenes\)"),
     ],
 )

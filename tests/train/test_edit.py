@@ -193,7 +193,8 @@ def test_steps_that_the_scheduler_cannot_take_are_refused(picture: Path, tmp_pat
 REFUSED = {
     "no such image": (["--image", "nowhere.png"], "nowhere.png does not exist"),
     "folder as image": (["--image", "."], "is no file"),
-    "not an image": (["--image", "notes.txt"], "notes.txt cannot be used"),
+    "not an image": (["--image", "notes.txt"], r"notes\.txt cannot be used: unreadable picture\. Give a picture that"),
+    "half an image": (["--image", "half.png"], r"half\.png cannot be used: damaged picture\. Give a picture that"),
     "empty prompt": (["--prompt", "  "], "--prompt is empty"),
     "no steps": (["--steps", "0"], "--steps 0"),
     "guidance": (["--guidance", "nan"], "--guidance nan"),
@@ -206,6 +207,7 @@ REFUSED = {
     "adapter of another width": (["--adapter", "wide.safetensors"], r"wide\.safetensors is no adapter of this base"),
     "out below a file": (["--out", "notes.txt/out"], "cannot be written"),
     "out with other files": (["--out", "given"], "holds other files"),
+    "no encoders": (["backbone.encoders=absent"], r"leaves out the text encoders, but edits, evaluations"),
     "unknown backbone": (["backbone=flux"], "backbone=flux"),
 }
 
@@ -216,6 +218,7 @@ def test_bad_input_is_named_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("no picture")
+    Path("half.png").write_bytes(picture.read_bytes()[:-500])
     state = load_file(adapter)
     first = next(name for name in state if name.endswith("lora_A.weight"))
     save_file({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}, "foreign.safetensors")
@@ -297,3 +300,9 @@ def test_as_a_command_bad_input_is_one_paragraph(tmp_path: Path) -> None:
         "physedit: --image nowhere.png does not exist. Give a picture file."
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_editor_without_encoders_is_refused_whatever_its_run_was(picture: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"leaves out the text encoders, but an edit encodes its instruction\. Use"):
+        run(*usual(picture, tmp_path / "out"), *TINY, "encode=cached", "backbone.encoders=absent")
+    assert not (tmp_path / "out").exists()
