@@ -92,9 +92,12 @@ def test_trials_share_the_base_and_a_failed_evaluation_is_no_failed_trial(world:
     assert "an evaluation failed: scenes at step 2: RuntimeError: the judge has left" in done.stderr
     folder = tmp_path / "runs/sweeps/two"
     assert len(list((folder / "base_cache/scenes").iterdir())) == 2  # pictures and answers of one base
-    for name in ("items.jsonl", "manifest.json"):
-        first, second = ((folder / trial / "eval/scenes/base" / name).stat() for trial in ("trial_001", "trial_002"))
-        assert first.st_ino == second.st_ino
+    first, second = (folder / trial / "eval/scenes/base" for trial in ("trial_001", "trial_002"))
+    edited = sorted(path.name for path in (first / "output_img").iterdir())
+    assert len(edited) == 4
+    for name in edited:  # one file, linked: the second trial edited none
+        assert (first / "output_img" / name).samefile(second / "output_img" / name)
+    assert (first / "items.jsonl").read_bytes() == (second / "items.jsonl").read_bytes()
     again = physedit("sweep", str(file), "--local", "num_steps=2", cwd=tmp_path)
     assert "starts" not in again.stderr
     assert again.returncode == 0
