@@ -5,7 +5,13 @@
 Writes both sets in PICA-100K's layout with small pictures to a temporary folder (about 400 MB, half of it the Arrow
 cache), makes their size indexes once, and then opens each in processes of its own, in turns, as a run does: data set,
 size index, buckets, plan, first batch of 8 that two workers read. Counted without imports, which do not depend on rows,
-and from the start of the process to its end.
+and from the start of the process to its end. Ratios are of the fastest of the repeats, since other work on the machine
+only adds.
+
+At most 1.2 times the time of 1,000 rows is promised, without imports too, and memory that does not grow with rows by
+more than the order of an epoch needs. What is left of growth is time to look at every size and to sort the epoch's
+order (16 ms of CPU time for 105,085 rows, measured beside other work), and of memory 4 bytes a row for that order, 3 for bucket and use, and what was held
+while it was made, another 8.
 """
 
 import argparse
@@ -66,10 +72,12 @@ def main() -> None:
                 processes[rows].append(time.perf_counter() - started)
     for rows, openings in found.items():
         print(f"{rows:7d} rows: {_shown(openings)}")
-    few, many = (statistics.median(o.seconds for o in found[rows]) for rows in arguments.rows)
-    print(f"without imports: {many - few:+.2f} s, ratio {many / few:.2f}")
-    few, many = (statistics.median(processes[rows]) for rows in arguments.rows)
-    print(f"from the start of the process: {few:.2f} and {many:.2f} s, ratio {many / few:.2f} (promised: at most 1.2)")
+    few, many = (min(o.seconds for o in found[rows]) for rows in arguments.rows)
+    print(f"without imports: {1e3 * (many - few):+.0f} ms, ratio {many / few:.2f} (promised: at most 1.2)")
+    few, many = (min(processes[rows]) for rows in arguments.rows)
+    print(f"from the start of the process: {few:.2f} and {many:.2f} s, ratio {many / few:.2f}")
+    few, many = (statistics.median(o.own_mib for o in found[rows]) for rows in arguments.rows)
+    print(f"own memory: {many - few:+.1f} MiB (promised: below 2)")
 
 
 def write_set(folder: Path, num_rows: int) -> None:
