@@ -32,7 +32,7 @@ from physedit.train.state import trainable
 from physedit.train.zero import ZeroEngine, cut, forget_transformers_config, prepare_environment
 
 ZERO_STAGES = {"zero2": 2, "zero3": 3}
-NUM_STEPS = 4
+NUM_STEPS = 5
 GLOBAL_BATCH = 4
 SEED = 3
 MAX_GRAD_NORM = 0.02
@@ -40,6 +40,8 @@ MAX_GRAD_NORM = 0.02
 SIDE_PX = 64
 SETTINGS = LoraSettings(4, 8.0)
 RECORD = "record.json"
+VELOCITY = "velocity.pt"
+"""In an editor's folder: what the trained and still wrapped denoiser predicts of ``probe``."""
 
 EDITORS: dict[str, Callable[[], Backbone]] = {
     "flux_kontext": lambda: FluxKontext(
@@ -55,7 +57,8 @@ EDITORS: dict[str, Callable[[], Backbone]] = {
 class Record:
     """What really ran: kind of launch; by editor the engine and its counters, and of each step loss and gradient norm.
 
-    The loss is that of all ranks, the norm that of the whole adapter before clipping.
+    The loss is that of all ranks, the norm that of the whole adapter before clipping. ``live`` has the norm of every
+    trained tensor where it lies, gathered by DeepSpeed's own means and not by those that save.
     """
 
     distributed_type: str
@@ -65,6 +68,7 @@ class Record:
     norms: dict[str, list[float]]
     moves: dict[str, dict[str, int]]
     """Under ZeRO-3, of the way to the device: see ``cut_watched``."""
+    live: dict[str, dict[str, float]]
 
 
 def environment_of(mode: str, extensions: Path) -> dict[str, str]:
@@ -81,7 +85,7 @@ def environment_of(mode: str, extensions: Path) -> dict[str, str]:
 def train_all(mode: str, folder: Path) -> Record:
     """Trains every editor and writes ``folder/EDITOR/`` and ``folder/record.json``; every rank calls it."""
     accelerator = start(mode)
-    engines, losses, norms, moves = {}, {}, {}, {}
+    engines, losses, norms, moves, live = {}, {}, {}, {}, {}
     for name, build in EDITORS.items():
         backbone = build()
         add_adapter(backbone.denoiser, SETTINGS, targets=backbone.lora_presets["attention_mlp"], seed=SEED)
@@ -89,10 +93,13 @@ def train_all(mode: str, folder: Path) -> Record:
             moves[name] = cut_watched(accelerator, backbone)
         engine, losses[name], norms[name] = train(accelerator, backbone, mode)
         engines[name] = describe(engine.denoiser)
+        live[name] = live_norms(backbone, mode)
+        predicted = probe(backbone, engine.denoiser)
         state = engine.adapter()
         if accelerator.is_main_process:
             backbone.save_adapter(state, str(folder / name), SETTINGS.format)
-    record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms, moves)
+            torch.save(predicted, folder / name / VELOCITY)
+    record = Record(accelerator.distributed_type.value, accelerator.num_processes, engines, losses, norms, moves, live)
     if accelerator.is_main_process:
         (folder / RECORD).write_text(json.dumps(vars(record)))
     accelerator.wait_for_everyone()
@@ -183,6 +190,29 @@ def train(accelerator: Accelerator, backbone: Backbone, mode: str) -> tuple[Engi
     return engine, losses, norms
 
 
+def live_norms(backbone: Backbone, mode: str) -> dict[str, float]:
+    """Returns the norm of every trained parameter by its name in the adapter; every rank calls it."""
+    found = {}
+    for name, parameter in trainable(backbone.denoiser).items():
+        if mode in ZERO_STAGES:
+            from deepspeed.utils import safe_get_full_fp32_param
+
+            whole = safe_get_full_fp32_param(parameter)
+        else:
+            whole = parameter.detach()
+        found[name.replace(".default", "")] = float(whole.norm())
+    return found
+
+
+@torch.no_grad()
+def probe(backbone: Backbone, denoiser: nn.Module) -> Tensor:
+    """Returns the velocity of a fixed pair; every rank calls it, as a forward pass may be a collective."""
+    conditioning = backbone.encode(batch_of((100,)))
+    noisy = torch.randn(conditioning.target.shape, generator=torch.Generator().manual_seed(1))
+    denoiser.eval()
+    return backbone.velocity(denoiser, noisy, torch.full([1], 0.7), conditioning)
+
+
 def describe(denoiser: nn.Module) -> dict[str, Any]:
     """Returns which engine wraps the denoiser, its own counters, and how many adapter numbers lie whole on a rank."""
     found: dict[str, Any] = {"kind": type(denoiser).__name__}
@@ -190,6 +220,7 @@ def describe(denoiser: nn.Module) -> dict[str, Any]:
     if found["kind"] == "DeepSpeedEngine":
         engine: Any = denoiser
         found["stage"] = engine.zero_optimization_stage()
+        found["persistence_threshold"] = engine.zero_param_persistence_threshold()
         found["optimizer"] = type(engine.optimizer).__name__
         found["steps"] = engine.global_steps
         found["accumulation"] = engine.gradient_accumulation_steps()
