@@ -46,6 +46,7 @@ class OpenAICompatibleJudge:
         base_url: str | None = None,
         api: str = "chat",
         protocol: str = "official",
+        box_unit: str | None = "frame_1024",
         concurrency: int = 16,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -69,6 +70,7 @@ class OpenAICompatibleJudge:
             base_url: the server's address up to ``/v1``; None is OpenAI's.
             api: ``responses`` or ``chat``; officially, it also decides which of the two published scripts is followed.
             protocol: ``official`` or ``strict``.
+            box_unit: what the boxes of questions count, for the strict protocol; see ``BoxUnit``.
             concurrency: questions under way at the same time, in each process.
             temperature: of the model's draw.
             top_p: share of the probability that is drawn from.
@@ -91,7 +93,7 @@ class OpenAICompatibleJudge:
         """
         if api not in tuple(VisionApi):
             raise ValueError(f"judge.api is {api!r}; expected one of {', '.join(VisionApi)}.")
-        self._protocol = choose_protocol(protocol, api)
+        self._protocol = choose_protocol(protocol, api, box_unit)
         settings = VisionSettings(
             model=model,
             base_url=base_url,

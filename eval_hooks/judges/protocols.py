@@ -25,6 +25,7 @@ from physedit.data_loaders.images import read_rgb
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import Box, DatasetRowError
 from physedit.eval_hooks.judges import crops
+from physedit.eval_hooks.judges.box_units import BoxUnit, box_in_frame, box_unit_of
 from physedit.eval_hooks.judges.judge import Verdict, VerdictKind
 from physedit.eval_hooks.judges.replies import official_equal, official_verdict, strict_verdict
 
@@ -186,10 +187,19 @@ class StrictProtocol:
     is_text_first = False
     response_schema: Mapping[str, object] | None = _STRICT_SCHEMA
 
+    def __init__(self, box_unit: BoxUnit | str = BoxUnit.FRAME_1024) -> None:
+        """States what the numbers of boxes count; PICABench's count the frame's pixels.
+
+        Raises:
+            ValueError: no such unit, or none at all: it cannot be told from the numbers.
+        """
+        self._unit = box_unit_of(box_unit)
+
     @property
     def protocol_id(self) -> str:
         """``strict-1`` with a hash."""
-        return _identity("strict-1", INSTRUCTION, crops.STRICT_RULES, str(_STRICT_SCHEMA))
+        unit = () if self._unit is BoxUnit.FRAME_1024 else (self._unit.value,)
+        return _identity("strict-1", INSTRUCTION, crops.STRICT_RULES, str(_STRICT_SCHEMA), *unit)
 
     def read(self, path: Path) -> Tensor:
         """Decodes upright and on white, as pictures are read everywhere else.
@@ -201,7 +211,10 @@ class StrictProtocol:
 
     def shown(self, image: Tensor | None, box: Box | None) -> bytes | None:
         """Returns the region as JPEG, None without a picture or where the box does not meet it."""
-        return None if image is None else crops.shown_strictly(as_image(image), box)
+        if image is None:
+            return None
+        framed = None if box is None else box_in_frame(box, self._unit, image.shape[-1], image.shape[-2])
+        return crops.shown_strictly(as_image(image), framed)
 
     def prompt(self, question: str) -> tuple[str, ...]:
         """Returns question and instruction as one text."""
@@ -217,16 +230,22 @@ class StrictProtocol:
         return official_equal(verdict.kind.value, reference) if is_answered else None
 
 
-def choose_protocol(name: str, api: str) -> JudgeProtocol:
+def choose_protocol(name: str, api: str, box_unit: str | None = BoxUnit.FRAME_1024) -> JudgeProtocol:
     """Returns the protocol ``official`` or ``strict``; officially, ``api=chat`` goes with the Qwen script's path.
 
     Raises:
-        ValueError: another name.
+        ValueError: another name, or a unit of boxes that the protocol does not know.
     """
+    unit = box_unit_of(box_unit)
     if name == "official":
+        if unit is not BoxUnit.FRAME_1024:
+            raise ValueError(
+                f"judge.box_unit is {unit}, but the published scripts know boxes of the 1024-pixel frame alone. Use "
+                "judge.protocol=strict."
+            )
         return OfficialProtocol(OfficialPath.QWEN if api == "chat" else OfficialPath.GPT)
     if name == "strict":
-        return StrictProtocol()
+        return StrictProtocol(unit)
     raise ValueError(f"judge.protocol is {name!r}; expected official or strict.")
 
 
