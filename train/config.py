@@ -102,6 +102,18 @@ class ScenesConfig:
 
 
 @dataclass
+class PicaBenchConfig:
+    """PICABench, as the ``picabench`` options of eval read it."""
+
+    benchmark: str = "Andrew613/PICABench"
+    """A data set on the hub, or a folder, a parquet file or an official meta_info.json of this machine."""
+    revision: str | None = "main"
+    """Of a data set on the hub: a commit hash, or a tag or branch that may move; the manifest tells the commit."""
+    level: str = "superficial"
+    """Which instructions: superficial, intermediate or explicit."""
+
+
+@dataclass
 class SlurmConfig:
     """What launch=slurm asks of SLURM; null leaves the cluster's default."""
 
@@ -217,6 +229,10 @@ class TrainConfig:
     """When it is saved."""
     scenes: ScenesConfig = field(default_factory=ScenesConfig)
     """The embedded world, for runs that use it."""
+    picabench: PicaBenchConfig = field(default_factory=PicaBenchConfig)
+    """PICABench, for evaluations that use it."""
+    judge: Any = None
+    """Who answers PICABench's questions: an option of conf/judge. The embedded world has its own."""
     backbone: Any = MISSING
     """The editor: an option of conf/backbone."""
     data: Any = MISSING

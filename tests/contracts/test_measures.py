@@ -30,6 +30,13 @@ def found_in_conf() -> dict[str, Callable[[], Measures]]:
     return found
 
 
+def all_hooks() -> list[str]:
+    """The names of the hooks of every evaluation option."""
+    files = (Path(physedit.conf.__file__).parent / "eval").glob("*.yaml")
+    loaded = [OmegaConf.load(file) for file in files]
+    return [str(hook) for option in loaded if isinstance(option, DictConfig) for hook in option]
+
+
 OPTIONS = found_in_conf()
 
 
@@ -41,7 +48,15 @@ def record(measures: Measures, index: int) -> ItemRecord:
     )
     area = bool(scene.edit_areas)
     return ItemRecord(
-        index, scene.category, scene.law, scene.operation, "superficial", answers, 20.0 + index, has_edit_area=area
+        index,
+        scene.category,
+        scene.law,
+        scene.operation,
+        "superficial",
+        answers,
+        20.0 + index,
+        has_edit_area=area,
+        psnr_512_db=21.0 + index,
     )
 
 
@@ -57,13 +72,19 @@ def records(measures: Measures) -> list[ItemRecord]:
 
 def without_answers(records: Sequence[ItemRecord]) -> list[ItemRecord]:
     return [
-        replace(r, psnr_db=None, answers=tuple(replace(a, verdict="unparsed", correct=None) for a in r.answers))
+        replace(
+            r,
+            psnr_db=None,
+            psnr_512_db=None,
+            answers=tuple(replace(a, verdict="unparsed", correct=None) for a in r.answers),
+        )
         for r in records
     ]
 
 
 def test_every_option_is_found() -> None:
     assert {"null", "scenes.scenes"} <= OPTIONS.keys()
+    assert {"picabench", "picabench_quick"} <= set(all_hooks()), "their measures are null"
     assert len({make().measures_id for make in OPTIONS.values()}) >= 2
 
 
