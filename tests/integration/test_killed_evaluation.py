@@ -31,7 +31,7 @@ def start(world_size: int, benchmark: Path, run: Path, **environment: str) -> li
                     port,
                     str(benchmark),
                     str(run),
-                ],  # fmt: skip
+                ],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
                 stdout=log,
                 stderr=log,
