@@ -101,7 +101,7 @@ def read_trials(folder: Path, definition: Mapping[str, object]) -> tuple[TrialRe
     changed = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
     if changed:
         raise LaunchError(
-            f"{folder} holds a sweep with another {', '.join(changed)}. Start it as it was started, or choose another "
+            f"{folder} holds a sweep with other {', '.join(changed)}. Start it as it was started, or choose another "
             "folder with --out."
         )
     return tuple(rows)

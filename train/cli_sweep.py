@@ -82,12 +82,21 @@ def _print_table(record: SweepRecord) -> None:
     for column in ("trial", *names, "state", "exit code", record.metric.name if record.metric else "metric"):
         table.add_column(column, overflow="fold")
     for trial in record.trials:
-        state = trial.state.replace("_", " ") + (" (an evaluation failed)" if trial.failed_evaluations else "")
         table.add_row(
             trial.trial,
-            *(escape(str(trial.parameters[name])) for name in names),
-            state,
+            *(escape(_short(trial.parameters[name])) for name in names),
+            trial.state.replace("_", " "),
             "" if trial.exit_code is None else str(trial.exit_code),
             "" if trial.metric is None else f"{trial.metric:.4g}",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for trial in record.trials:
+        for failed in trial.failed_evaluations:
+            console.print(
+                f"{trial.trial}: an evaluation failed: {failed}", markup=False, highlight=False, soft_wrap=True
+            )
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

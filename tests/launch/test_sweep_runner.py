@@ -126,7 +126,7 @@ def test_a_hopeless_trial_is_stopped_and_not_run_again(tmp_path: Path, monkeypat
 
 def test_another_sweep_or_a_second_runner_may_not_use_the_folder(tmp_path: Path):
     run_sweep(planned(tmp_path, ["0.3"]))
-    with pytest.raises(LaunchError, match="another values"):
+    with pytest.raises(LaunchError, match="with other values"):
         run_sweep(planned(tmp_path, ["0.4"]))
     import fcntl
 
