@@ -14,9 +14,13 @@ def make_hook(tmp_path: Path) -> Callable[..., PicaBenchHook]:
     benchmark = write_benchmark(tmp_path / "bench", 7, targets=True)
 
     def make(judge: RedJudge | None = None, **settings: object) -> PicaBenchHook:
-        defaults: dict[str, object] = {"name": "picabench", "num_steps": 1, "batch_size": 2}
+        defaults: dict[str, object] = {
+            "name": "picabench",
+            "benchmark": str(benchmark),
+            "num_steps": 1,
+            "batch_size": 2,
+        }
         return PicaBenchHook(
-            benchmark=str(benchmark),
             judge=judge or RedJudge(),
             cadence=Cadence(),
             **(defaults | settings),  # type: ignore[arg-type]
