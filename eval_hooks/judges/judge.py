@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -95,6 +95,20 @@ class Judge(Protocol):
             JudgeRefusesAll: it refuses every question alike.
         """
         ...
+
+
+@runtime_checkable
+class RemembersAnswers(Protocol):
+    """A judge that answers from what it was told before where it can."""
+
+    def without_memory(self) -> Judge:
+        """Returns the same judge, which asks anew each time and keeps nothing."""
+        ...
+
+
+def asked_anew(judge: Judge) -> Judge:
+    """Returns ``judge`` as one that answers nothing from memory."""
+    return judge.without_memory() if isinstance(judge, RemembersAnswers) else judge
 
 
 class JudgeUnavailable(RuntimeError):

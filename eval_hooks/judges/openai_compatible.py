@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -186,6 +187,12 @@ class OpenAICompatibleJudge:
         if self._cache is not None and is_final(verdict, self._protocol):
             self._cache.store(asked, _as_stored(reply))
         return verdict
+
+    def without_memory(self) -> OpenAICompatibleJudge:
+        """Returns this judge without its cache of replies; usage and budget are shared."""
+        other = copy.copy(self)
+        other._cache = None
+        return other
 
     def _ask(self, asked: Asked, since: Arrival) -> VisionReply | Verdict:
         """Returns the server's reply, or the verdict that stands for a call that failed."""

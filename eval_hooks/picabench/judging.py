@@ -106,7 +106,7 @@ def judge_folder(
 
     def ask() -> None:
         asking.append(Asking(judge, _known(sources, judge)))
-        questions = asking[0].open_questions(ranks.share(_portraits(folder, judge)))
+        questions = asking[0].open_questions(ranks.share(portraits_of(folder, judge)))
         report = with_time_left(progress, len(questions), "judging")
         with open_journal(folder / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
@@ -139,7 +139,12 @@ def count_unscored(folder: Path) -> int:
     return count_verdicts(folder).get(VerdictKind.UNSCORED.value, 0)
 
 
-def _portraits(folder: Path, judge: Judge) -> list[Portrait]:
+def portraits_of(folder: Path, judge: Judge) -> list[Portrait]:
+    """Returns the items of a folder as the judge's protocol reads them, each with the identity of its picture.
+
+    Raises:
+        OutputsMismatch: pictures are missing or unknown to the manifest.
+    """
     manifest = read_manifest(folder)
     if manifest is None:
         log.warning("%s has no manifest: nothing proves which settings made its pictures", folder)
@@ -150,7 +155,7 @@ def _portraits(folder: Path, judge: Judge) -> list[Portrait]:
 
 def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]) -> None:
     rows = []
-    for each in _portraits(folder, judge):
+    for each in portraits_of(folder, judge):
         for number, question in enumerate(each.item.questions):
             verdict = known.get(identity(each.picture, question, judge.judge_id))
             if verdict is None:

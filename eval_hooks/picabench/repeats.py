@@ -1,0 +1,109 @@
+"""Asking a judge about the same pictures again and again, to see how far it agrees with itself."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from physedit.eval_hooks.agreement import ROW_KEYS, RepeatabilityReport, repeatability_of, write_agreement
+from physedit.eval_hooks.files import json_line, open_journal, read_json_lines, write_json_lines
+from physedit.eval_hooks.judges.judge import Judge, Verdict, VerdictKind, asked_anew
+from physedit.eval_hooks.picabench.answer_rows import ANSWER_KEYS, answer_row, identity, identity_of_row, verdict_of_row
+from physedit.eval_hooks.picabench.asking import Asking, Portrait, with_time_left
+from physedit.eval_hooks.picabench.judging import portraits_of
+
+REPEATS = "repeats"
+"""Folder of the repeats, a file each, below the folder that is judged."""
+
+
+def measure_repeatability(
+    folder: Path,
+    judge: Judge,
+    times: int,
+    *,
+    workers: int = 1,
+    progress: Callable[[int, int, str], None] = lambda _done, _total, _label: None,
+) -> RepeatabilityReport:
+    """Has the judge answer every question ``times`` times, writes ``agreement.json`` and returns what it says.
+
+    No answer comes from a cache, nor from ``items.jsonl``, which stays as it is. A call that was interrupted goes on
+    where it stopped.
+
+    Args:
+        folder: edits with their ``meta_info.json``.
+        judge: who answers.
+        times: repeats, at least 2.
+        workers: questions asked at once, at least.
+        progress: called with (done, total, label) after every question of a repeat.
+
+    Raises:
+        ValueError: fewer than 2 repeats.
+        JudgeUnavailable: the judge left; what it answered is kept.
+        OutputsMismatch: pictures are missing or unknown to the manifest.
+    """
+    if times < 2:
+        raise ValueError(f"A judge's agreement with itself needs at least 2 repeats, found {times}.")
+    judge = asked_anew(judge)
+    portraits = portraits_of(folder, judge)
+    for number in range(1, times + 1):
+        path, label = _file_of(folder, number), f"repeat {number} of {times}"
+        if not _is_complete(path):
+            _ask_all(path, portraits, judge, workers, reporter_of=partial(with_time_left, progress, label=label))
+    rows = [read_json_lines(_file_of(folder, number), ROW_KEYS) for number in range(1, times + 1)]
+    report = repeatability_of(rows)
+    write_agreement(folder, judges=[judge.judge_id], repeats=report)
+    return report
+
+
+def _ask_all(
+    path: Path,
+    portraits: list[Portrait],
+    judge: Judge,
+    workers: int,
+    reporter_of: Callable[[int], Callable[[int], None]],
+) -> None:
+    """Writes a line for every question to ``path``; those that it holds an answer to are not asked again."""
+    journal_path = path.with_suffix(".journal")
+    known = {**_answers(path), **_answers(journal_path)}
+    asking = Asking(judge, known)
+    questions = asking.open_questions(portraits)
+    report = reporter_of(len(questions))
+    with open_journal(journal_path) as journal:
+        for done, row in enumerate(asking.rows(questions, max(workers, judge.num_askers)), start=1):
+            journal.write(json_line(row))
+            journal.flush()
+            report(done)
+            known[identity_of_row(row)] = verdict_of_row(row, journal_path)
+    write_json_lines(path, _lines(portraits, judge, known))
+    journal_path.unlink()
+    if asking.stopped is not None:
+        raise asking.stopped
+
+
+def _lines(portraits: list[Portrait], judge: Judge, known: Mapping[str, Verdict]) -> list[dict[str, object]]:
+    return [
+        {
+            "index": each.item.index,
+            "number": number,
+            "law": each.item.law,
+            **answer_row(
+                each.picture, question, judge.judge_id, known[identity(each.picture, question, judge.judge_id)]
+            ),
+        }
+        for each in portraits
+        for number, question in enumerate(each.item.questions)
+    ]
+
+
+def _is_complete(path: Path) -> bool:
+    return path.exists() and all(row["verdict"] != VerdictKind.UNSCORED for row in read_json_lines(path, ROW_KEYS))
+
+
+def _answers(path: Path) -> dict[str, Verdict]:
+    if not path.exists():
+        return {}
+    rows = read_json_lines(path, ANSWER_KEYS)
+    return {identity_of_row(row): verdict_of_row(row, path) for row in rows}
+
+
+def _file_of(folder: Path, number: int) -> Path:
+    return folder / REPEATS / f"repeat_{number}.jsonl"
