@@ -94,10 +94,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[Editor, Seen]:
     return editor, seen
 
 
-def test_condition_and_output_have_the_evaluations_size_and_pictures_side_by_side_have_equal_ones(
+def test_e15_condition_and_output_have_the_evaluations_size_and_pictures_side_by_side_equal_ones(
     make_hook: Make, tmp_path: Path, seen: tuple[Editor, Seen]
 ) -> None:
-    """E15: pictures of 64 and 48 pixels, an editor that works at 32."""
+    """Pictures of 64 and 48 pixels, an editor that works at 32."""
     editor, found = seen
     folder = with_pictures(write_benchmark(tmp_path / "small", 2), (64, 64), (48, 64))
     report = make_hook(benchmark=str(folder), num_steps=2, batch_size=1).run(real_context(editor, tmp_path / "run", 5))
@@ -114,10 +114,9 @@ def test_condition_and_output_have_the_evaluations_size_and_pictures_side_by_sid
     }
 
 
-def test_the_hooks_picture_is_the_stock_pipelines_with_the_saved_file_and_not_the_bases(
+def test_e16_the_hooks_picture_is_the_stock_pipelines_with_the_saved_file_and_not_the_bases(
     make_hook: Make, tmp_path: Path
 ) -> None:
-    """E16."""
     editor = with_adapter(flux(), is_filled=True)
     folder = with_pictures(write_benchmark(tmp_path / "one", 1), (64, 64))
     hook = make_hook(benchmark=str(folder), num_steps=3, guidance=2.5, batch_size=1, seed=7)
@@ -171,10 +170,9 @@ def spied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     return editor, runs
 
 
-def test_the_second_checkpoint_encodes_nothing_and_loads_nothing(
+def test_g06_the_second_checkpoint_encodes_nothing_and_loads_nothing(
     make_hook: Make, tmp_path: Path, spied: tuple[Editor, list[str]]
 ) -> None:
-    """G06."""
     editor, runs = spied
     folder = with_pictures(write_benchmark(tmp_path / "three", 3), *[(64, 64)] * 3)
     hook = make_hook(benchmark=str(folder), num_steps=2, batch_size=1, keep_encoded=True)
@@ -194,10 +192,9 @@ def test_the_second_checkpoint_encodes_nothing_and_loads_nothing(
     assert runs == [], "another run of the same editor finds what the first has encoded"
 
 
-def test_seven_items_on_two_ranks_in_twos_give_seven_results_and_the_mean_of_one_rank(
+def test_e12_seven_items_on_two_ranks_in_twos_give_seven_results_and_the_mean_of_one_rank(
     make_hook: Make, tmp_path: Path
 ) -> None:
-    """E12."""
     alone = make_hook(batch_size=2).run(context_for(PaintingEditor(), tmp_path / "one/run", step=400))
     editors, judges = [PaintingEditor(), PaintingEditor()], [RedJudge(), RedJudge()]
     report, _ = _run_on_two_ranks(make_hook, tmp_path / "two/run", editors, judges, batch_size=2)
@@ -209,10 +206,9 @@ def test_seven_items_on_two_ranks_in_twos_give_seven_results_and_the_mean_of_one
     assert report.metrics == alone.metrics
 
 
-def test_a_renamed_output_and_a_stale_one_stop_the_evaluation_with_both_counted(
+def test_e06_a_renamed_output_and_a_stale_one_stop_the_evaluation_and_are_counted(
     make_hook: Make, tmp_path: Path
 ) -> None:
-    """E06."""
     folder = make_hook().run(context_for(PaintingEditor(), tmp_path / "run", step=400)).folder
     (folder / "output_img/00002.png").rename(folder / "output_img/2.png")
     with pytest.raises(OutputsMismatch, match=r"1 missing and 1 unknown outputs. Missing: output_img/00002\.png"):
