@@ -10,8 +10,9 @@ from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.annotations import Reading
 from physedit.eval_hooks.picabench.folder import not_edited, read_all_items, read_manifest
 from physedit.eval_hooks.picabench.judging import count_verdicts
-from physedit.eval_hooks.picabench.measure import count_resized, read_records
+from physedit.eval_hooks.picabench.measure import read_records
 from physedit.eval_hooks.picabench.measures import Measures, changes_of, scores_of
+from physedit.eval_hooks.picabench.official_notes import notes_of
 from physedit.eval_hooks.report_file import ReportKeys, save_report, value_record
 
 
@@ -67,6 +68,8 @@ def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> No
         seconds=seconds,
         flips=flips,
         input_copy={} if comparison.input_copy is None else scores_of(measures, hook, copied),
+        num_questions=sum(sum(counts.values()) for counts in _verdicts_of_all(comparison)),
+        num_unscored=sum(counts.get("unscored", 0) for counts in _verdicts_of_all(comparison)),
     )
     manifest = read_manifest(comparison.tuned)
     assert manifest is not None
@@ -100,9 +103,7 @@ def _notes(comparison: Comparison, records: tuple[ItemRecord, ...], paired: Pair
     notes += _notes_on_time(comparison, len(records))
     if comparison.input_copy is not None and (open_inputs := count_verdicts(comparison.input_copy).get("unscored", 0)):
         notes.append(f"Of the unchanged inputs {open_inputs} questions are not scored yet.")
-    if resized := count_resized(comparison.tuned):
-        notes.append(f"{resized} edited pictures had another size than their input and were scaled for the PSNR.")
-    return tuple(notes)
+    return (*notes, *notes_of(comparison.tuned))
 
 
 def _notes_on_time(comparison: Comparison, num_compared: int) -> list[str]:
@@ -114,6 +115,11 @@ def _notes_on_time(comparison: Comparison, num_compared: int) -> list[str]:
         f"The time budget was used up: {edited[0]} of {comparison.num_items} items of the base and {edited[1]} of the "
         f"checkpoint are edited; the {num_compared} edited by both are compared, and the rest is not scored."
     ]
+
+
+def _verdicts_of_all(comparison: Comparison) -> list[dict[str, int]]:
+    folders = {comparison.base, comparison.tuned, comparison.input_copy}
+    return [count_verdicts(folder) for folder in folders if folder is not None]
 
 
 def _num_edited(folder: Path) -> int:

@@ -21,7 +21,7 @@ from physedit.eval_hooks.picabench.annotations import (
     question_record,
 )
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem
-from physedit.eval_hooks.picabench.benchmark_rows import PROMPT_COLUMNS
+from physedit.eval_hooks.picabench.benchmark_rows import META_INFO, PROMPT_COLUMNS
 from physedit.eval_hooks.picabench.official_annotations import (
     OUTPUT_KEYS,
     official_area,
@@ -31,7 +31,7 @@ from physedit.eval_hooks.picabench.official_annotations import (
 )
 
 INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
-META_INFO, _MANIFEST = "meta_info.json", "manifest.json"
+_MANIFEST = "manifest.json"
 
 
 class OutputsMismatch(ValueError):

@@ -67,6 +67,7 @@ def measure_folder(
     *,
     rules: MeasuringRules = MeasuringRules.PLAIN,
     original_of: Callable[[EditedItem], Tensor | None] | None = None,
+    out: Path | None = None,
 ) -> None:
     """Writes ``consistency.jsonl``, a line for every item with an output; every rank must call it.
 
@@ -78,9 +79,10 @@ def measure_folder(
         rules: how pictures and edit areas are read.
         original_of: gives the picture from which an item's stored input was made, uint8 ``[3, H, W]``, so that the
             difference between the two is known; None where that is not at hand.
+        out: where the measurements lie and are written; None for ``folder`` itself.
     """
-    ranks = ranks or Ranks()
-    known = {_known_by(row): row for row in _rows(folder)}
+    ranks, out = ranks or Ranks(), out or folder
+    known = {_known_by(row): row for row in _rows(out)}
 
     def measure() -> None:
         manifest = read_manifest(folder)
@@ -88,26 +90,31 @@ def measure_folder(
         task = _Measuring(folder, rules, known, altered, original_of)
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
             rows = list(pool.map(task.row, ranks.share(read_meta_info(folder, rules.reading))))
-        write_json_lines(folder / f"consistency.{ranks.rank}.jsonl", rows)
+        write_json_lines(out / f"consistency.{ranks.rank}.jsonl", rows)
 
-    ranks.together(folder, measure)
-    ranks.first_alone(folder, lambda: _merge(folder, ranks.world_size, rules.reading))
+    ranks.together(out, measure)
+    ranks.first_alone(out, lambda: _merge(folder, out, ranks.world_size, rules.reading))
 
 
-def read_records(folder: Path) -> tuple[ItemRecord, ...]:
+def read_records(folder: Path, out: Path | None = None) -> tuple[ItemRecord, ...]:
     """Returns what judge and measurement found on every item of the folder that has an output, in its order.
+
+    Args:
+        folder: the pictures, with their ``meta_info.json``.
+        out: where answers and measurements lie; None for ``folder`` itself.
 
     Raises:
         DamagedFileError: a line lacks a key, or an item has no measurement.
     """
+    out = out or folder
     answers: dict[object, list[Answer]] = {}
-    for row in read_json_lines(folder / ITEMS_FILE, (*ANSWER_KEYS, "index", "number", "reference", "kind", "correct")):
+    for row in read_json_lines(out / ITEMS_FILE, (*ANSWER_KEYS, "index", "number", "reference", "kind", "correct")):
         answers.setdefault(row["index"], []).append(_answer(row))
-    measured = {row["index"]: row for row in _rows(folder)}
-    items = read_meta_info(folder, reading_of(folder))
+    measured = {row["index"]: row for row in _rows(out)}
+    items = read_meta_info(folder, reading_of(out))
     if unmeasured := [item.index for item in items if item.index not in measured]:
         raise DamagedFileError(
-            f"{folder / CONSISTENCY_FILE} is damaged: it has no line for the items {unmeasured[:5]}. Delete the file "
+            f"{out / CONSISTENCY_FILE} is damaged: it has no line for the items {unmeasured[:5]}. Delete the file "
             "to redo it."
         )
     return tuple(_record(item, answers.get(item.index, ()), measured[item.index]) for item in items)
@@ -131,11 +138,6 @@ def reading_of(folder: Path) -> Reading:
 def measured_rows(folder: Path) -> list[dict[str, object]]:
     """Returns the lines of ``consistency.jsonl``, none if the folder is not measured."""
     return _rows(folder)
-
-
-def count_resized(folder: Path) -> int:
-    """Returns how many edited pictures had another size than their input and were scaled for the PSNR."""
-    return sum(bool(row["was_resized"]) for row in _rows(folder))
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
@@ -238,11 +240,11 @@ def _format(path: Path) -> str | None:
         return image.format
 
 
-def _merge(folder: Path, world_size: int, reading: Reading) -> None:
-    parts = [folder / f"consistency.{rank}.jsonl" for rank in range(world_size)]
+def _merge(folder: Path, out: Path, world_size: int, reading: Reading) -> None:
+    parts = [out / f"consistency.{rank}.jsonl" for rank in range(world_size)]
     order = {item.index: place for place, item in enumerate(read_meta_info(folder, reading))}
     rows = [row for part in parts for row in read_json_lines(part)]
-    write_json_lines(folder / CONSISTENCY_FILE, sorted(rows, key=lambda row: order[_index(row)]))
+    write_json_lines(out / CONSISTENCY_FILE, sorted(rows, key=lambda row: order[_index(row)]))
     for part in parts:
         part.unlink()
 
