@@ -13,7 +13,7 @@ from pathlib import Path
 
 from physedit.eval_hooks.files import json_line, open_journal, read_json, read_json_lines, write_json, write_json_lines
 from physedit.eval_hooks.judges.judge import Judge, JudgeRefusesAll, Verdict, VerdictKind, is_final
-from physedit.eval_hooks.picabench.annotations import Reading
+from physedit.eval_hooks.picabench.annotations import Question, Reading
 from physedit.eval_hooks.picabench.answer_rows import (
     ANSWER_KEYS,
     answer_row,
@@ -174,7 +174,7 @@ def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Ca
                     "level": each.item.level,
                     "reference": question.answer,
                     "kind": kind_of(question.text),
-                    "correct": judge.protocol.is_correct(verdict, question.answer) if is_scored else None,
+                    "correct": _is_correct(verdict, question, judge),
                     **answer_row(each.picture, question, judge.judge_id, verdict),
                 }
             )
@@ -183,6 +183,12 @@ def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Ca
         write_json(folder / USAGE_FILE, {"ranks": [read_json(usage) for usage in usages]})
     for part in [*folder.glob("items.*.jsonl"), *usages]:
         part.unlink()
+
+
+def _is_correct(verdict: Verdict, question: Question, judge: Judge) -> bool | None:
+    if verdict.kind is VerdictKind.UNSCORED:
+        return None
+    return question.fault is None and judge.protocol.is_correct(verdict, question.answer)
 
 
 def _known(folders: Sequence[Path], judge: Judge) -> dict[str, Verdict]:
