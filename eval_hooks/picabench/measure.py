@@ -129,19 +129,15 @@ def has_records(folder: Path) -> bool:
     return True
 
 
-def reading_of(folder: Path) -> Reading:
-    """Returns how the annotations of a measured folder were read."""
-    rows = _rows(folder)
+def reading_of(out: Path) -> Reading:
+    """Returns how annotations were read for the measurements in ``out``."""
+    rows = measured_rows(out)
     return MeasuringRules(str(rows[0]["rules"])).reading if rows else Reading.STRICT
 
 
-def measured_rows(folder: Path) -> list[dict[str, object]]:
-    """Returns the lines of ``consistency.jsonl``, none if the folder is not measured."""
-    return _rows(folder)
-
-
-def _rows(folder: Path) -> list[dict[str, object]]:
-    path = folder / CONSISTENCY_FILE
+def measured_rows(out: Path) -> list[dict[str, object]]:
+    """Returns the lines of ``consistency.jsonl``, none if nothing is measured."""
+    path = out / CONSISTENCY_FILE
     return read_json_lines(path, MEASURED_KEYS) if path.exists() else []
 
 
@@ -240,9 +236,9 @@ def _format(path: Path) -> str | None:
         return image.format
 
 
-def _merge(folder: Path, out: Path, world_size: int, reading: Reading) -> None:
+def _merge(out: Path, world_size: int, items: Sequence[EditedItem]) -> None:
     parts = [out / f"consistency.{rank}.jsonl" for rank in range(world_size)]
-    order = {item.index: place for place, item in enumerate(read_meta_info(folder, reading))}
+    order = {item.index: place for place, item in enumerate(items)}
     rows = [row for part in parts for row in read_json_lines(part)]
     write_json_lines(out / CONSISTENCY_FILE, sorted(rows, key=lambda row: order[_index(row)]))
     for part in parts:

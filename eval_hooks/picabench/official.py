@@ -143,9 +143,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
     return {"count": len(values), "mean": float(np.mean(values)), "std": float(np.std(values))}
 
 
-def _correct_by_item(folder: Path) -> dict[int, list[bool]]:
+def _correct_by_item(out: Path) -> dict[int, list[bool]]:
     correct: dict[int, list[bool]] = {}
-    for row in read_json_lines(folder / ITEMS_FILE, ("index", "correct")):
+    for row in read_json_lines(out / ITEMS_FILE, ("index", "correct")):
         index = row["index"]
         assert isinstance(index, int)
         if row["correct"] is not None:
