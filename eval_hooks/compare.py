@@ -58,9 +58,13 @@ def change_of(metric: Metric, paired: PairedRecords) -> MetricChange:
         for base, tuned in zip(paired.base, paired.tuned, strict=True)
         if (first := metric.tally(base)) is not None and (second := metric.tally(tuned)) is not None
     ]
-    if not tallies:
+    return change_of_tallies([pair[0] for pair in tallies], [pair[1] for pair in tallies])
+
+
+def change_of_tallies(before: Sequence[Tally], after: Sequence[Tally]) -> MetricChange:
+    """Returns the change from ``before`` to ``after``, what the same items add on both sides, as ``change_of`` does."""
+    if not before:
         return MetricChange(base=None, tuned=None, change=None, ci95=None, n=0)
-    before, after = [pair[0] for pair in tallies], [pair[1] for pair in tallies]
     base_value, tuned_value = ratio_of_sums(before).value, ratio_of_sums(after).value
     assert base_value is not None
     assert tuned_value is not None
@@ -69,7 +73,7 @@ def change_of(metric: Metric, paired: PairedRecords) -> MetricChange:
         tuned=tuned_value,
         change=tuned_value - base_value,
         ci95=_interval(before, after),
-        n=len(tallies),
+        n=len(before),
     )
 
 

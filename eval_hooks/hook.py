@@ -83,6 +83,7 @@ class EvalReport:
         flips: by the keys of the accuracies in ``metrics``.
         input_copy: what the unchanged inputs get, by the keys of ``metrics``; empty if they were not evaluated. A
             judge or metric that rewards doing nothing shows here.
+        lower_is_better: keys of ``metrics`` that are the better the lower they are, such as losses.
     """
 
     hook: str
@@ -93,6 +94,7 @@ class EvalReport:
     seconds: float = field(default=0.0, compare=False)
     flips: Mapping[str, Flips] = field(default_factory=dict)
     input_copy: Mapping[str, MetricValue] = field(default_factory=dict)
+    lower_is_better: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class EvalContext:
         device: where the denoiser lies.
         adapter_id: identifies the adapter's weights (``weights_digest``), equal on every rank; edits made by other
             weights are never taken for this adapter's. Empty if unknown: then no earlier edit is reused.
+        adapter_file: the adapter on disk, as diffusers LoRA safetensors, for programs of their own; None for the base.
     """
 
     step: int
@@ -126,6 +129,7 @@ class EvalContext:
     progress: Callable[[int, int, str], None] = field(default=lambda _done, _total, _label: None)
     device: torch.device = field(default=torch.device("cpu"))
     adapter_id: str = ""
+    adapter_file: Path | None = None
 
 
 class EvalHook(Protocol):

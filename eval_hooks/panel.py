@@ -14,7 +14,7 @@ from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.images import read_rgb
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
-from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_meta_info
+from physedit.eval_hooks.picabench.folder import META_INFO, TARGETS, EditedItem, picture_name, read_meta_info
 from physedit.eval_hooks.picabench.measure import read_records
 
 COLUMNS = ("source", "base", "tuned", "target")
@@ -57,6 +57,11 @@ class SheetRow:
     title: str
     text: str
     pictures: Mapping[str, Tensor]
+
+
+def has_pictures(report: EvalReport) -> bool:
+    """True if the report is about edits, which can be looked at, and not about numbers alone."""
+    return (report.folder / META_INFO).exists()
 
 
 def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ...]:

@@ -16,7 +16,7 @@ from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_c
 from physedit.eval_hooks.files import write_bytes
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 from physedit.eval_hooks.metrics.metric import Answer
-from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel
+from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel, has_pictures
 from physedit.eval_hooks.picabench.names import NAME_OF, law_name
 
 _TEMPLATE = "report.html.jinja"
@@ -35,13 +35,17 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A line of the table: ``flips`` only for accuracies, ``input_copy`` only where the inputs were evaluated."""
+    """A line of the table: ``flips`` only for accuracies, ``input_copy`` only where the inputs were evaluated.
+
+    ``lower_is_better`` tells which way a change is good.
+    """
 
     label: str
     key: str
     change: MetricChange
     flips: Flips | None
     input_copy: MetricValue | None = None
+    lower_is_better: bool = False
 
 
 def headline_key(report: EvalReport) -> str:
@@ -144,6 +148,7 @@ def write_html_report(
         show_interval=show_interval,
         law_name=law_name,
         sign_of=_sign_of,
+        worth_of=_worth_of,
         mark_of=_mark_of,
         picture_of=_data_uri,
         side_of=_display_side,
@@ -169,7 +174,6 @@ class _Section:
 def _section(reports: Sequence[EvalReport], per_law: int) -> _Section:
     ordered = sorted(reports, key=lambda report: report.step)
     last = ordered[-1]
-    has_pictures = (last.folder / "meta_info.json").exists()
     return _Section(
         hook=last.hook,
         last=last,
@@ -177,7 +181,7 @@ def _section(reports: Sequence[EvalReport], per_law: int) -> _Section:
         laws=law_table(last),
         groups=group_table(last),
         curves=[curve for row in overall_table(last) if (curve := _curve(row, ordered)) is not None],
-        panel=choose_panel(last, per_law=per_law) if has_pictures else (),
+        panel=choose_panel(last, per_law=per_law) if has_pictures(last) else (),
     )
 
 
@@ -194,6 +198,7 @@ def _row(report: EvalReport, key: str, label: str) -> TableRow:
         change=report.metrics[key],
         flips=report.flips.get(key),
         input_copy=report.input_copy.get(key),
+        lower_is_better=key in report.lower_is_better,
     )
 
 
@@ -212,6 +217,12 @@ def _sign_of(change: MetricChange) -> str:
     if change.ci95 is None or change.ci95[0] <= 0 <= change.ci95[1]:
         return "level"
     return "up" if change.ci95[0] > 0 else "down"
+
+
+def _worth_of(row: TableRow) -> str:
+    """Returns the class of a change's colour: up for one that is good beyond its interval, down for one that is bad."""
+    sign = _sign_of(row.change)
+    return {"up": "down", "down": "up", "level": "level"}[sign] if row.lower_is_better else sign
 
 
 def _mark_of(answer: Answer | None) -> tuple[str, str]:

@@ -42,6 +42,7 @@ def save_report(report: EvalReport, *, keys: ReportKeys, evidence: Mapping[str, 
             "metrics": {name: change_record(change) for name, change in report.metrics.items()},
             "flips": {name: {"gained": f.gained, "lost": f.lost} for name, f in report.flips.items()},
             "input_copy": {name: value_record(value) for name, value in report.input_copy.items()},
+            "lower_is_better": sorted(report.lower_is_better),
             "notes": list(report.notes),
             **evidence,
         },
@@ -106,6 +107,7 @@ def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
         seconds=_seconds(folder),
         flips={name: Flips(**flips) for name, flips in record["flips"].items()},
         input_copy={name: _value(value) for name, value in record.get("input_copy", {}).items()},
+        lower_is_better=frozenset(record.get("lower_is_better", ())),
     )
 
 

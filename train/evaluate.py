@@ -67,6 +67,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
             barrier=processes.wait,
             device=accelerator.device,
             adapter_id=weights_digest(adapter_state(backbone.denoiser)),
+            adapter_file=adapter,
         )
         reports = [hook.run(context) for hook in hooks]
         if accelerator.is_main_process:

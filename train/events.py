@@ -14,11 +14,12 @@ from torch import Tensor
 
 from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
-from physedit.eval_hooks.panel import write_sheet
+from physedit.eval_hooks.panel import has_pictures, write_sheet
 from physedit.eval_hooks.report import write_html_report
+from physedit.models.adapter_file import ADAPTER_FILE
 from physedit.models.backbone import Backbone
 from physedit.models.lora import without_adapter
-from physedit.train.checkpoint import CheckpointStore, Snapshot
+from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
 from physedit.train.failures import EvalFailure, write_failures
 from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.processes import Processes
@@ -136,8 +137,9 @@ class RunEvents:
             if self.accelerator.is_main_process:
                 self.metrics_file.append(step, scalars(report))
                 self.tracker.log(step, {k: v for k, v in scalars(report).items() if v is not None})
-                sheet = write_sheet(report.folder / "sheet.png", report)
-                self.tracker.log_images(step, f"{report.hook}/sheet", [sheet])
+                if has_pictures(report):
+                    sheet = write_sheet(report.folder / "sheet.png", report)
+                    self.tracker.log_images(step, f"{report.hook}/sheet", [sheet])
                 self.write_results()
         self.processes.wait()
 
@@ -223,6 +225,7 @@ class RunEvents:
             progress=self._hook_progress,
             device=self.accelerator.device,
             adapter_id=adapter_id,
+            adapter_file=None if step == 0 else self.store.folder / step_name(step) / "adapter" / ADAPTER_FILE,
         )
 
     def _hook_progress(self, done: int, total: int, label: str) -> None:

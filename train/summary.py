@@ -22,7 +22,8 @@ class BestRule:
     """Which evaluated step is the best.
 
     Attributes:
-        metric: the higher its tuned value the better; None for the newest step.
+        metric: the higher its tuned value the better, or the lower for one that its hook says so of; None for the
+            newest step.
         psnr_floor_db: steps whose PSNR of the same hook is below are left out: they destroy what was not to change.
     """
 
@@ -73,7 +74,8 @@ def best_steps(reports: Sequence[EvalReport], rule: BestRule) -> list[int]:
     if rule.psnr_floor_db is not None:
         psnr = _tuned(reports, f"{rule.metric.split('/')[0]}/psnr", "best_psnr_floor_db")
         allowed = {step for step, value in psnr.items() if value >= rule.psnr_floor_db}
-    return sorted((step for step in tuned if step in allowed), key=lambda step: (-tuned[step], step))
+    sign = 1 if any(rule.metric in report.lower_is_better for report in reports) else -1
+    return sorted((step for step in tuned if step in allowed), key=lambda step: (sign * tuned[step], step))
 
 
 def _tuned(reports: Sequence[EvalReport], metric: str, setting: str) -> dict[int, float]:

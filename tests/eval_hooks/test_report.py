@@ -21,7 +21,7 @@ from physedit.eval_hooks.report import (
     show_value,
     write_html_report,
 )
-from physedit.eval_hooks.report_file import load_report
+from physedit.eval_hooks.report_file import ReportKeys, load_report, save_report
 
 
 @pytest.fixture
@@ -107,7 +107,8 @@ def test_law_table_begins_with_all_laws(reports: list[EvalReport]) -> None:
     assert sum(row.change.n for row in rows[1:]) == rows[0].change.n == 12
     assert rows[0].flips is not None
     assert rows[0].flips.gained == 6
-    assert [row.key for row in overall_table(reports[-1])] == ["picabench/acc", "picabench/acc_item", "picabench/psnr"]
+    overall = ["picabench/acc", "picabench/acc_item", "picabench/psnr", "picabench/psnr_512"]
+    assert [row.key for row in overall_table(reports[-1])] == overall
     assert group_table(reports[-1])[0].label == "category: Optics"
 
 
@@ -156,3 +157,13 @@ def test_a_level_curve_can_be_drawn(value: float) -> None:
     assert curve is not None
     assert len(curve.dots) == 2
     assert draw_curve("nothing", [(0, MetricChange(None, None, None, None, 0))], label) is None
+
+
+def test_a_loss_that_falls_is_shown_as_good_and_its_report_is_read_back(tmp_path: Path) -> None:
+    fallen = MetricChange(base=0.5, tuned=0.4, change=-0.1, ci95=(-0.2, -0.05), n=9)
+    report = EvalReport("loss", 400, {"loss/all": fallen}, tmp_path / "step", lower_is_better=frozenset({"loss/all"}))
+    save_report(report, keys=ReportKeys("a", "b"), evidence={})
+    read = load_report(tmp_path / "step")
+    assert read == report
+    html = write_html_report(tmp_path, [read], title="t").read_text(encoding="utf-8")
+    assert '<span class="up">▼ -0.1000</span>' in html

@@ -1,5 +1,6 @@
 """Which evaluated step is the best."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,8 @@ def test_failures_are_written_and_read_up_to_the_step_that_is_resumed(tmp_path: 
     write_failures(tmp_path, [])
     assert read_failures(tmp_path, 8) == []
     assert not list(tmp_path.iterdir())
+
+
+def test_of_a_loss_the_lowest_is_the_best() -> None:
+    losses = [replace(each, lower_is_better=frozenset({"bench/acc"})) for each in REPORTS]
+    assert best_steps(losses, BestRule("bench/acc")) == [4, 8, 12]
