@@ -82,7 +82,7 @@ def measure_folder(
         out: where the measurements lie and are written; None for ``folder`` itself.
     """
     ranks, out = ranks or Ranks(), out or folder
-    known = {_known_by(row): row for row in _rows(out)}
+    known = {_known_by(row): row for row in measured_rows(out)}
 
     def measure() -> None:
         manifest = read_manifest(folder)
@@ -93,7 +93,7 @@ def measure_folder(
         write_json_lines(out / f"consistency.{ranks.rank}.jsonl", rows)
 
     ranks.together(out, measure)
-    ranks.first_alone(out, lambda: _merge(folder, out, ranks.world_size, rules.reading))
+    ranks.first_alone(out, lambda: _merge(out, ranks.world_size, read_meta_info(folder, rules.reading)))
 
 
 def read_records(folder: Path, out: Path | None = None) -> tuple[ItemRecord, ...]:
@@ -110,7 +110,7 @@ def read_records(folder: Path, out: Path | None = None) -> tuple[ItemRecord, ...
     answers: dict[object, list[Answer]] = {}
     for row in read_json_lines(out / ITEMS_FILE, (*ANSWER_KEYS, "index", "number", "reference", "kind", "correct")):
         answers.setdefault(row["index"], []).append(_answer(row))
-    measured = {row["index"]: row for row in _rows(out)}
+    measured = {row["index"]: row for row in measured_rows(out)}
     items = read_meta_info(folder, reading_of(out))
     if unmeasured := [item.index for item in items if item.index not in measured]:
         raise DamagedFileError(
