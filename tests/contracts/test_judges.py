@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tests.support.judge_server import judge_server
 from torch import Tensor
 
 import physedit.conf
@@ -17,8 +18,10 @@ from physedit.train.build import build
 OPTIONS = {
     file.stem: OmegaConf.load(file) for file in sorted((Path(physedit.conf.__file__).parent / "judge").glob("*.yaml"))
 }
-NEED_A_MODEL: frozenset[str] = frozenset()
-"""Options that ask a model or a server and so cannot be tried here."""
+ASK_A_SERVER = frozenset({"gpt5", "openai_compatible", "qwen25_vl_72b"})
+"""Options that ask a server, which a stand-in replaces."""
+NEED_A_MODEL = ASK_A_SERVER | {"qwen25_vl_local"}
+"""Options that know nothing of the embedded world's questions themselves."""
 KNOW_ONLY_SCENES = frozenset({"pixel_rules"})
 """Options that refuse every question but the embedded world's."""
 SCENES = [draw_scene(law, seed) for law in LAWS for seed in range(2)]
@@ -53,7 +56,28 @@ def verdicts(judge: Judge, scene: Scene) -> list[Verdict]:
 
 def test_every_option_is_found() -> None:
     assert {"pixel_rules"} <= OPTIONS.keys()
-    assert OPTIONS.keys() >= NEED_A_MODEL | KNOW_ONLY_SCENES
+    assert OPTIONS.keys() == NEED_A_MODEL | KNOW_ONLY_SCENES
+
+
+@pytest.mark.parametrize("name", sorted(NEED_A_MODEL))
+def test_every_option_with_a_model_answers_by_its_protocol(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-SECRET")
+    picture, _ = pictures(SCENES[0])
+    question = JudgeQuestion(SCENES[0].questions[0].text, SCENES[0].questions[0].box)
+    with judge_server() as server:
+        of_server = {"base_url": server.base_url, "model": "seer"}
+        other = of_server if name in ASK_A_SERVER else {"weights": "random_tiny", "dtype": "float32", "device": "cpu"}
+        config = OmegaConf.merge({"output_root": str(tmp_path)}, {"judge": OPTIONS[name]}, {"judge": other})
+        judge: Judge = build(config.judge)
+        verdict = judge.answer(picture, question)
+    assert judge.protocol.name == "official"
+    assert verdict.raw
+    assert judge.protocol.parse(verdict.raw).kind == verdict.kind
+    assert judge.judge_id.strip() == judge.judge_id != ""
+    assert len(judge.note.splitlines()) == 1
+    assert judge.num_askers >= 1
 
 
 def test_every_question_gets_a_yes_or_no_with_words(judge: Judge) -> None:

@@ -29,7 +29,7 @@ def boxes(width: int, height: int) -> dict[BoxUnit, Box]:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_box_in_each_unit_is_brought_to_the_same_crop(width: int, height: int) -> None:
+def test_e08_a_box_in_each_unit_is_brought_to_the_same_crop(width: int, height: int) -> None:
     picture = torch.zeros(3, height, width, dtype=torch.uint8)
     left, top, across, down = (round(share * side) for share, side in zip(PART, (width, height) * 2, strict=True))
     picture[0, top : top + down, left : left + across] = 255
@@ -56,6 +56,6 @@ def test_a_box_in_each_unit_is_brought_to_the_same_crop(width: int, height: int)
 
 
 @pytest.mark.parametrize("unit", [None, "pixels", ""])
-def test_a_box_without_a_stated_unit_is_refused(unit: str | None) -> None:
+def test_e08_a_box_without_a_stated_unit_is_refused(unit: str | None) -> None:
     with pytest.raises(ValueError, match=r"frame_1024, picture_px, thousandths.*without a stated unit"):
         StrictProtocol(unit)  # type: ignore[arg-type]

@@ -116,18 +116,18 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("reply", "expected"), REPLIES)
-def test_the_last_explicit_verdict_counts_and_thinking_does_not(reply: str, expected: str) -> None:
+def test_e05_the_last_explicit_verdict_counts_and_thinking_does_not(reply: str, expected: str) -> None:
     with judge_server(always=Reply(text=reply)) as server:
         verdict = judge_of(server).answer(PICTURE, QUESTION)
     assert verdict.kind.value == expected
     assert verdict.raw == reply
 
 
-def test_the_table_of_replies_has_twenty() -> None:
+def test_e05_the_table_of_replies_has_twenty() -> None:
     assert len(REPLIES) == len({text for text, _ in REPLIES}) == 20
 
 
-def test_a_no_that_speaks_of_yes_is_no_yes() -> None:
+def test_p07_a_no_that_speaks_of_yes_is_no_yes() -> None:
     with judge_server(always=Reply(text="No, the answer is not yes")) as server:
         verdicts = [judge_of(server, protocol=name).answer(PICTURE, QUESTION) for name in ("strict", "official")]
     assert [verdict.kind for verdict in verdicts] == [VerdictKind.NO, VerdictKind.NO]
@@ -163,7 +163,7 @@ def test_a_call_that_fails_among_others_is_an_error_and_officially_wrong(code: i
     assert OfficialProtocol().is_correct(verdicts[1], "No") is False
 
 
-def test_a_server_that_refuses_everything_is_asked_once_by_all_threads() -> None:
+def test_e04_a_server_that_refuses_everything_is_asked_once_by_all_threads() -> None:
     with judge_server(always=failing(400, "At most 0 image(s) may be provided")) as server:
         judge = judge_of(server, concurrency=20)
 
