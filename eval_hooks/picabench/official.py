@@ -18,6 +18,7 @@ from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
 from physedit.eval_hooks.picabench.folder import EditedItem, read_all_items
 from physedit.eval_hooks.picabench.judging import ITEMS_FILE
 from physedit.eval_hooks.picabench.measure import measured_rows, reading_of
+from physedit.eval_hooks.picabench.official_output import write_official_output
 
 ANALYSIS_FILE, PSNR_FILE, PSNR_512_FILE = "analysis.json", "psnr_analysis.json", "psnr_analysis_512.json"
 # PicaEval_consistency.py names the kind of evaluation after its first ten items.
@@ -25,7 +26,7 @@ _NUM_ITEMS_THAT_NAME = 10
 
 
 def write_official_files(folder: Path, out: Path | None = None) -> None:
-    """Writes ``analysis.json``, ``psnr_analysis.json`` and ``psnr_analysis_512.json`` with the published keys.
+    """Writes ``analysis.json``, ``output.json`` and ``psnr_analysis.json``, also ``_512``, with the published keys.
 
     A question that is not scored is absent from every number; one that the protocol counts as wrong is in.
 
@@ -40,6 +41,7 @@ def write_official_files(folder: Path, out: Path | None = None) -> None:
     for name, key in ((PSNR_FILE, "psnr_db"), (PSNR_512_FILE, "psnr_512_db")):
         values = [_decibels(measured.get(item.index, {}).get(key)) for item in items]
         write_json(out / name, psnr_analysis_of(items, values, str(folder / META_INFO)))
+    write_official_output(folder, out)
 
 
 def analysis_of(items: Sequence[EditedItem], correct: Mapping[int, Sequence[bool]]) -> dict[str, object]:
