@@ -14,7 +14,8 @@ from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.images import read_rgb
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
-from physedit.eval_hooks.picabench.folder import META_INFO, TARGETS, EditedItem, picture_name, read_meta_info
+from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
+from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_meta_info
 from physedit.eval_hooks.picabench.measure import read_records
 
 COLUMNS = ("source", "base", "tuned", "target")
