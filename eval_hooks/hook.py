@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,8 @@ class EvalReport:
         input_copy: what the unchanged inputs get, by the keys of ``metrics``; empty if they were not evaluated. A
             judge or metric that rewards doing nothing shows here.
         lower_is_better: keys of ``metrics`` that are the better the lower they are, such as losses.
+        num_questions: how many questions the judge had about the base, this step and the unchanged inputs.
+        num_unscored: those of them that it has not answered because it left; the numbers are of the rest.
     """
 
     hook: str
@@ -95,6 +97,13 @@ class EvalReport:
     flips: Mapping[str, Flips] = field(default_factory=dict)
     input_copy: Mapping[str, MetricValue] = field(default_factory=dict)
     lower_is_better: frozenset[str] = frozenset()
+    num_questions: int = 0
+    num_unscored: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no question is left for the judge."""
+        return self.num_unscored == 0
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,54 @@ class EvalHook(Protocol):
 
     def run(self, context: EvalContext) -> EvalReport:
         """Evaluates; called on every rank, every rank gets the same report."""
+        ...
+
+
+@dataclass(frozen=True)
+class LateContext:
+    """What a hook may use to judge and measure what it made earlier: files alone, in one process.
+
+    Attributes:
+        step: of the evaluation; 0 is the base.
+        run_folder: where ``eval/NAME/`` lies.
+        base_cache: as in ``EvalContext``.
+        progress: called with (done, total, label) after every answer; what it raises ends the call.
+    """
+
+    step: int
+    run_folder: Path
+    base_cache: Path
+    progress: Callable[[int, int, str], None] = field(default=lambda _done, _total, _label: None)
+
+
+@runtime_checkable
+class LateHook(Protocol):
+    """A hook that can judge later, without a model: beside training, or after it."""
+
+    @property
+    def name(self) -> str:
+        """As in ``EvalHook``."""
+        ...
+
+    @property
+    def is_background(self) -> bool:
+        """True if the trainer is to call ``generate`` in place of ``run``, and ``finish`` beside training."""
+        ...
+
+    def generate(self, context: EvalContext) -> None:
+        """Makes what is to be judged; called on every rank. ``finish`` may be at work on earlier steps meanwhile."""
+        ...
+
+    def pending(self, run_folder: Path, last_step: int) -> Sequence[int]:
+        """Returns the steps up to ``last_step``, in order, whose pictures are made, but not all judged and reported."""
+        ...
+
+    def finish(self, context: LateContext) -> EvalReport:
+        """Judges, measures and reports what was made at a step; a thread may call it.
+
+        Raises:
+            ValueError: nothing was made, or something else than the hook asks for.
+        """
         ...
 
 

@@ -20,11 +20,13 @@ class Ranks:
         rank: this process.
         world_size: how many there are.
         barrier: waits for all of them.
+        is_beside_others: others, whom this one does not wait for, may use the same folders meanwhile.
     """
 
     rank: int = 0
     world_size: int = 1
     barrier: Callable[[], None] = field(default=lambda: None)
+    is_beside_others: bool = False
 
     def share(self, things: Sequence[T]) -> Sequence[T]:
         """Returns every ``world_size``-th thing, beginning with the ``rank``-th: no thing twice, none left out."""
@@ -72,7 +74,7 @@ class Ranks:
 
     def _forget_absent_ranks(self, folder: Path) -> None:
         """Removes marks that an earlier run on more ranks left: no rank of this one reads or writes them."""
-        if self.rank > 0:
+        if self.rank > 0 or self.is_beside_others:
             return
         present = set() if self.world_size == 1 else {_mark_of(rank, folder) for rank in range(self.world_size)}
         for mark in folder.glob(".failed.*"):

@@ -44,6 +44,7 @@ def save_report(report: EvalReport, *, keys: ReportKeys, evidence: Mapping[str, 
             "input_copy": {name: value_record(value) for name, value in report.input_copy.items()},
             "lower_is_better": sorted(report.lower_is_better),
             "notes": list(report.notes),
+            "questions": {"all": report.num_questions, "unscored": report.num_unscored},
             **evidence,
         },
     )
@@ -108,6 +109,8 @@ def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
         flips={name: Flips(**flips) for name, flips in record["flips"].items()},
         input_copy={name: _value(value) for name, value in record.get("input_copy", {}).items()},
         lower_is_better=frozenset(record.get("lower_is_better", ())),
+        num_questions=int(record.get("questions", {}).get("all", 0)),
+        num_unscored=int(record.get("questions", {}).get("unscored", 0)),
     )
 
 

@@ -56,9 +56,10 @@ def portrait(folder: Path, item: EditedItem, altered: frozenset[str]) -> Portrai
 class Asking:
     """One pass over the questions that are still open; a judge that leaves ends it, and the rest is unscored."""
 
-    def __init__(self, judge: Judge, known: Mapping[str, Verdict]) -> None:
-        """Names the judge, and what it has answered by ``identity``."""
+    def __init__(self, judge: Judge, known: Mapping[str, Verdict], time_budget_s: float | None = None) -> None:
+        """Names the judge, what it has answered by ``identity``, and after how long no more is asked."""
         self._judge, self._known = judge, known
+        self._time_budget_s, self._started = time_budget_s, time.monotonic()
         self._stopped: JudgeUnavailable | None = None
 
     @property
@@ -94,6 +95,11 @@ class Asking:
         return answer_row(opened.portrait.picture, question, self._judge.judge_id, verdict)
 
     def _verdict(self, opened: "Opened", question: Question) -> Verdict:
+        budget_s = self._time_budget_s
+        if budget_s is not None and time.monotonic() - self._started >= budget_s:
+            self._stopped = self._stopped or JudgeUnavailable(
+                f"the time budget for judging, {budget_s:g} s, is used up"
+            )
         if self._stopped is None:
             try:
                 return opened.answer(question)

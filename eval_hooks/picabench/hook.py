@@ -3,28 +3,27 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from physedit.data_loaders.sample import PromptLevel
 from physedit.eval_hooks.files import digest_of
-from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport
+from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport, LateContext
 from physedit.eval_hooks.judges.judge import Judge
-from physedit.eval_hooks.picabench.base_shelf import BaseShelf
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem, benchmark_digest, check_benchmark, load_benchmark
 from physedit.eval_hooks.picabench.benchmark_place import find_benchmark, place_in_words
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.edit_task import EditSettings, EditTask
-from physedit.eval_hooks.picabench.folder import has_its_pictures, not_edited
+from physedit.eval_hooks.picabench.folder import Manifest, OutputsMismatch, read_whole_manifest
 from physedit.eval_hooks.picabench.generate import edit_benchmark, made_with
 from physedit.eval_hooks.picabench.input_copy import copy_inputs
 from physedit.eval_hooks.picabench.inputs import INPUT_RULE, sizes_in_words
-from physedit.eval_hooks.picabench.judging import JudgeSettings, count_unscored, judge_folder
-from physedit.eval_hooks.picabench.measure import MeasuringRules, has_records, measure_folder
+from physedit.eval_hooks.picabench.judging import JudgeSettings
+from physedit.eval_hooks.picabench.measure import MeasuringRules
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
+from physedit.eval_hooks.picabench.scoring import Scoring, Side, Work
 from physedit.eval_hooks.picabench.subset import part_in_words, select
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
@@ -37,13 +36,9 @@ _AreaFrame = Literal["input", "long_side_1024"]
 _PROTOCOL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The base, the unchanged inputs or the adapter under evaluation."""
-
-    folder: Path
-    key: str
-    described: Mapping[str, object]
+_BASE, _INPUT_COPY = "base", "input_copy"
+_OF_THE_EDITOR = ("num_steps", "guidance")
+"""Settings that are the editor's own where they are None."""
 
 
 class PicaBenchHook:
@@ -75,6 +70,8 @@ class PicaBenchHook:
         keep_encoded: bool = False,
         judge_workers: int = 1,
         max_unanswered_share: float = 0.05,
+        judge_time_budget_s: float | None = None,
+        background: bool = False,
     ) -> None:
         """Keeps the settings; ``check`` looks at the files.
 
@@ -99,6 +96,9 @@ class PicaBenchHook:
             keep_encoded: keep the items' text states and latents on the disk, beside the base's evaluations.
             judge_workers: questions asked at once.
             max_unanswered_share: share of questions without yes or no above which the evaluation fails.
+            judge_time_budget_s: seconds after which no further question about a folder of pictures is asked; what is
+                left can be judged later. None for no end.
+            background: judge while training goes on; the report comes when it is ready.
 
         Raises:
             ValueError: a setting out of range, with its name.
@@ -107,7 +107,8 @@ class PicaBenchHook:
             "num_steps": num_steps, "batch_size": batch_size, "judge_workers": judge_workers, "limit": limit,
             "per_law": per_law,
         }  # fmt: skip
-        _refuse_out_of_range(counts, max_unanswered_share, time_budget_s)
+        budgets = {"time_budget_s": time_budget_s, "judge_time_budget_s": judge_time_budget_s}
+        _refuse_out_of_range(counts, max_unanswered_share, budgets)
         if level not in tuple(PromptLevel):
             raise ValueError(f"{name}.level is {level!r}; expected one of {', '.join(PromptLevel)}.")
         if area_frame not in get_args(_AreaFrame):
@@ -116,15 +117,19 @@ class PicaBenchHook:
             raise ValueError(f"{name}.limit={limit} and {name}.per_law={per_law} both choose items: set one to null.")
         self._name, self._cadence = name, cadence
         self._benchmark, self._revision, self._limit, self._per_law = benchmark, revision, limit, per_law
-        self._judge, self._measures = judge, measures or PicaBenchMeasures()
-        self._has_reference = reference
+        self._has_reference, self._is_background = reference, background
         plain = MeasuringRules.PLAIN if area_frame == "input" else MeasuringRules.STRICT
-        self._rules = MeasuringRules.OFFICIAL if judge.protocol.name == "official" else plain
+        self._scoring = Scoring(
+            judge=judge,
+            measures=measures or PicaBenchMeasures(),
+            rules=MeasuringRules.OFFICIAL if judge.protocol.name == "official" else plain,
+            settings=JudgeSettings(judge_workers, max_unanswered_share, judge_time_budget_s),
+        )
         self._edit_settings = EditSettings(
             seed, num_steps, guidance, PromptLevel(level), batch_size, time_budget_s, keep_encoded
         )
-        self._judge_settings = JudgeSettings(judge_workers, max_unanswered_share)
-        self._evaluated: set[Path] = set()
+        self._made: set[Path] = set()
+        """Shared sides whose pictures this process has made for ``finish``."""
 
     @property
     def name(self) -> str:
@@ -136,6 +141,11 @@ class PicaBenchHook:
         """When the trainer calls ``run``."""
         return self._cadence
 
+    @property
+    def is_background(self) -> bool:
+        """True if the trainer is to call ``generate`` in place of ``run``, and ``finish`` beside training."""
+        return self._is_background
+
     def check(self) -> None:
         """Verifies the benchmark's files without decoding a picture or asking the judge; downloads them if need be.
 
@@ -144,8 +154,8 @@ class PicaBenchHook:
                 know.
             DatasetRowError: a row has no instruction of the level, or questions that cannot be understood.
         """
-        num_items = check_benchmark(self._place, self._edit_settings.level, self._measures.kind_of)
-        log.info("%s: %d items in %s, judge %s", self._name, num_items, self._benchmark, self._judge.judge_id)
+        num_items = check_benchmark(self._place, self._edit_settings.level, self._scoring.measures.kind_of)
+        log.info("%s: %d items in %s, judge %s", self._name, num_items, self._benchmark, self._scoring.judge.judge_id)
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written.
@@ -170,35 +180,75 @@ class PicaBenchHook:
             OutputsMismatch: pictures were renamed, removed or added after editing.
             FailedElsewhere: another rank failed.
         """
-        started = time.monotonic()
-        base = self._side(context, "base")
-        self._evaluate_base(context, base)
-        reference = self._evaluate_input_copy(context, base)
-        tuned = base if context.step == 0 else self._side(context, f"step_{context.step:08d}")
-        ranks = Ranks(context.rank, context.world_size, context.barrier)
+        started, work = time.monotonic(), self._work(context)
+        base = self._side(context, _BASE)
+        if base.folder not in self._scoring.done:
+            self._make_base(context, base)
+            self._scoring.score_shared(work, base)
+        reference = self._input_copy(context)
+        if reference is not None and reference.folder not in self._scoring.done:
+            self._make_input_copy(context, reference, base)
+            self._scoring.score_shared(work, reference)
+        tuned = base if context.step == 0 else self._side(context, _step_name(context.step))
         keys = self._report_keys(base, tuned)
-        if context.step > 0 and not context.adapter_id:
-            ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
+        self._forget_unknown(context, tuned)
         is_finished: list[bool] = []
-        ranks.together(tuned.folder, lambda: is_finished.append(self._is_finished(tuned.folder, keys)))
+        may_lack = self._edit_settings.time_budget_s is not None
+        work.ranks.together(
+            tuned.folder,
+            lambda: is_finished.append(self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack)),
+        )
         if is_finished[0]:
             return load_report(tuned.folder)
         if context.step > 0:
             edit_benchmark(context, self._task(tuned, twin=base.folder))
-            self._score(context, tuned, earlier=(base.folder,))
-        comparison = Comparison(
-            hook=self._name,
-            step=context.step,
-            base=base.folder,
-            tuned=tuned.folder,
-            judge=self._judge,
-            measures=self._measures,
-            part=part_in_words(self._limit, self._per_law),
-            num_items=len(self._items),
-            input_copy=reference,
-        )
-        ranks.first_alone(tuned.folder, lambda: write_report(comparison, keys, time.monotonic() - started))
-        return load_report(tuned.folder)
+            self._scoring.score(work, tuned, earlier=(base.folder,))
+        return self._report(work.ranks, base, tuned, reference, step=context.step, started=started)
+
+    def generate(self, context: EvalContext) -> None:
+        """Makes the pictures of ``context.step``, and those of the base if need be; every rank calls it.
+
+        ``finish`` may be judging earlier steps meanwhile, in a thread of one of them.
+        """
+        base = self._side(context, _BASE)
+        if base.folder not in self._made:
+            self._make_base(context, base)
+            reference = self._input_copy(context)
+            if reference is not None:
+                self._make_input_copy(context, reference, base)
+            self._made.add(base.folder)
+        if context.step > 0:
+            tuned = self._side(context, _step_name(context.step))
+            self._forget_unknown(context, tuned)
+            edit_benchmark(context, self._task(tuned, twin=base.folder))
+
+    def pending(self, run_folder: Path, last_step: int) -> tuple[int, ...]:
+        """Returns the steps up to ``last_step`` whose pictures are made, but not all judged and reported."""
+        steps = [0] if self._cadence.at_start else []
+        folders = (run_folder / "eval" / self._name).glob(_step_name("*"))
+        steps += sorted(int(folder.name.removeprefix("step_")) for folder in folders)
+        return tuple(step for step in steps if step <= last_step and self._is_pending(run_folder, step))
+
+    def finish(self, context: LateContext) -> EvalReport:
+        """Judges, measures and reports the pictures of ``context.step``; needs no editor, and no other rank.
+
+        Raises:
+            OutputsMismatch: the pictures are not all made, or with other settings than the hook's.
+            TooManyUnanswered, JudgeRefusesAll: as ``run``.
+        """
+        started = time.monotonic()
+        ranks = Ranks(is_beside_others=True)
+        work = Work(ranks, context.base_cache / self._name, self._labelled(context.progress))
+        base = self._made_side(context.run_folder, _BASE)
+        self._scoring.score_shared(work, base)
+        reference = self._made_side(context.run_folder, _INPUT_COPY) if self._has_reference else None
+        if reference is not None:
+            self._scoring.score_shared(work, reference)
+        tuned = base
+        if context.step > 0:
+            tuned = self._made_side(context.run_folder, _step_name(context.step))
+            self._scoring.score(work, tuned, earlier=(base.folder,))
+        return self._report(ranks, base, tuned, reference, step=context.step, started=started)
 
     @cached_property
     def _place(self) -> Path:
@@ -241,13 +291,11 @@ class PicaBenchHook:
     def _asked(self) -> Mapping[str, object]:
         """What decides the numbers that the same pictures get."""
         return {
-            "judge": self._judge.judge_id,
-            "measures": self._measures.measures_id,
-            "rules": self._rules.value,
+            **self._scoring.described,
             "reference": self._has_reference,
         }
 
-    def _side(self, context: EvalContext, folder_name: str) -> _Side:
+    def _side(self, context: EvalContext, folder_name: str) -> Side:
         settings = self._edit_settings.for_editor(context.backbone)
         described: dict[str, object] = {
             **self._settings,
@@ -255,60 +303,79 @@ class PicaBenchHook:
             "guidance": settings.guidance,
             **made_with(context),
         }
-        if folder_name != "base":
+        if folder_name != _BASE:
             described |= {"step": context.step, "adapter": context.adapter_id}
         return self._described(context, folder_name, described)
 
-    def _described(self, context: EvalContext, folder_name: str, described: Mapping[str, object]) -> _Side:
+    def _described(self, context: EvalContext, folder_name: str, described: Mapping[str, object]) -> Side:
         """Returns a side; where the benchmark was found is told beside what decides the pictures."""
         beside = {
             "source": place_in_words(self._benchmark, self._revision, self._place),
             "num_items": len(self._items),
             "sizes": sizes_in_words(self._items, context.backbone.sizes_of),
         }
-        return _Side(
+        return Side(
             folder=context.run_folder / "eval" / self._name / folder_name,
             key=digest_of(described),
             described={**described, **beside},
         )
 
-    def _report_keys(self, base: _Side, tuned: _Side) -> ReportKeys:
+    def _report_keys(self, base: Side, tuned: Side) -> ReportKeys:
         decided_by = {"base": base.key, "tuned": tuned.key, **self._asked}
         return ReportKeys(key=digest_of(decided_by), settings_key=self._settings_key)
 
-    def _evaluate_base(self, context: EvalContext, base: _Side) -> None:
-        def edit() -> None:
-            with context.without_adapter():
-                edit_benchmark(context, self._task(base, twin=None))
-
-        self._evaluate_shared(context, base, edit)
-
-    def _evaluate_input_copy(self, context: EvalContext, base: _Side) -> Path | None:
-        """Returns the folder of the unchanged inputs as an editor's outputs, None if they are not asked for."""
+    def _input_copy(self, context: EvalContext) -> Side | None:
+        """Returns the unchanged inputs as an editor's outputs, None if they are not asked for."""
         if not self._has_reference:
             return None
-        decided_by = {**self._which_items, "edits": "none: the input itself"}
-        side = self._described(context, "input_copy", decided_by)
-        ranks = Ranks(context.rank, context.world_size, context.barrier)
-        copy = partial(copy_inputs, self._task(side, twin=base.folder))
-        self._evaluate_shared(context, side, lambda: ranks.first_alone(side.folder, copy))
-        return side.folder
+        return self._described(context, _INPUT_COPY, {**self._which_items, "edits": "none: the input itself"})
 
-    def _evaluate_shared(self, context: EvalContext, side: _Side, edit: Callable[[], None]) -> None:
-        """Edits, judges and measures what many runs share, as far as none of them has done so."""
-        if side.folder in self._evaluated:
-            return
-        ranks = Ranks(context.rank, context.world_size, context.barrier)
-        shelf = BaseShelf(context.base_cache / self._name, side.key, self._judge.judge_id)
-        ranks.first_alone(side.folder, lambda: shelf.fetch_into(side.folder))
-        edit()
-        self._score(context, side, earlier=())
-        if count_unscored(side.folder) or not_edited(side.folder):
-            return  # the judge left, or the time was up: the next evaluation does the rest
-        ranks.first_alone(side.folder, lambda: shelf.publish(side.folder))
-        self._evaluated.add(side.folder)
+    def _make_base(self, context: EvalContext, base: Side) -> None:
+        self._scoring.fetch(self._work(context), base)
+        with context.without_adapter():
+            edit_benchmark(context, self._task(base, twin=None))
 
-    def _task(self, side: _Side, *, twin: Path | None) -> EditTask:
+    def _make_input_copy(self, context: EvalContext, reference: Side, base: Side) -> None:
+        work = self._work(context)
+        self._scoring.fetch(work, reference)
+        work.ranks.first_alone(reference.folder, partial(copy_inputs, self._task(reference, twin=base.folder)))
+
+    def _forget_unknown(self, context: EvalContext, tuned: Side) -> None:
+        """Removes earlier edits of a checkpoint if it cannot be told whether its adapter made them."""
+        if context.step > 0 and not context.adapter_id:
+            ranks = self._work(context).ranks
+            ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
+
+    def _made_side(self, run_folder: Path, folder_name: str) -> Side:
+        folder = run_folder / "eval" / self._name / folder_name
+        manifest = read_whole_manifest(folder)
+        if manifest is None:
+            raise OutputsMismatch(f"{folder} has no finished edits to judge. Resume the run: it makes what is missing.")
+        if not self._is_asked(manifest, folder_name):
+            raise OutputsMismatch(
+                f"{folder} was edited with other settings than eval.{self._name} has now, or of another benchmark. "
+                "Judge it with the settings of the run, or resume the run, which edits anew."
+            )
+        return Side(folder, manifest.key, manifest.settings)
+
+    def _is_asked(self, manifest: Manifest, folder_name: str) -> bool:
+        asked = self._which_items if folder_name == _INPUT_COPY else self._settings
+        return all(
+            manifest.settings.get(key) == value
+            for key, value in asked.items()
+            if value is not None or key not in _OF_THE_EDITOR
+        )
+
+    def _is_pending(self, run_folder: Path, step: int) -> bool:
+        try:
+            base = self._made_side(run_folder, _BASE)
+            tuned = base if step == 0 else self._made_side(run_folder, _step_name(step))
+        except OutputsMismatch:
+            return False
+        is_current = report_keys(tuned.folder) == self._report_keys(base, tuned)
+        return not is_current or not load_report(tuned.folder).is_whole
+
+    def _task(self, side: Side, *, twin: Path | None) -> EditTask:
         return EditTask(
             folder=side.folder,
             items=self._items,
@@ -319,32 +386,44 @@ class PicaBenchHook:
             twin=twin,
         )
 
-    def _score(self, context: EvalContext, side: _Side, *, earlier: Sequence[Path]) -> None:
+    def _work(self, context: EvalContext) -> Work:
         ranks = Ranks(context.rank, context.world_size, context.barrier)
-        judge_folder(
-            side.folder,
-            self._judge,
-            kind_of=self._measures.kind_of,
-            settings=self._judge_settings,
-            earlier=earlier,
-            ranks=ranks,
-            progress=lambda done, total, label: context.progress(done, total, f"{self._name}: {label}"),
-        )
-        measure_folder(side.folder, ranks, rules=self._rules)
+        return Work(ranks, context.base_cache / self._name, self._labelled(context.progress))
 
-    def _is_finished(self, folder: Path, keys: ReportKeys) -> bool:
-        is_whole = report_keys(folder) == keys and has_its_pictures(folder) and has_records(folder)
-        may_lack = self._edit_settings.time_budget_s is not None
-        return is_whole and not count_unscored(folder) and (may_lack or not not_edited(folder))
+    def _labelled(self, progress: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+        return lambda done, total, label: progress(done, total, f"{self._name}: {label}")
+
+    def _report(
+        self, ranks: Ranks, base: Side, tuned: Side, reference: Side | None, *, step: int, started: float
+    ) -> EvalReport:
+        comparison = Comparison(
+            hook=self._name,
+            step=step,
+            base=base.folder,
+            tuned=tuned.folder,
+            judge=self._scoring.judge,
+            measures=self._scoring.measures,
+            part=part_in_words(self._limit, self._per_law),
+            num_items=int(str(base.described["num_items"])),
+            input_copy=None if reference is None else reference.folder,
+        )
+        keys = self._report_keys(base, tuned)
+        ranks.first_alone(tuned.folder, lambda: write_report(comparison, keys, time.monotonic() - started))
+        return load_report(tuned.folder)
+
+
+def _step_name(step: int | str) -> str:
+    return f"step_{step:08d}" if isinstance(step, int) else f"step_{step}"
 
 
 def _refuse_out_of_range(
-    counts: Mapping[str, int | None], max_unanswered_share: float, time_budget_s: float | None
+    counts: Mapping[str, int | None], max_unanswered_share: float, budgets: Mapping[str, float | None]
 ) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; expected at least 1.")
     if not 0 <= max_unanswered_share < 1:
         raise ValueError(f"max_unanswered_share is {max_unanswered_share}; expected 0 up to but not including 1.")
-    if time_budget_s is not None and not time_budget_s > 0:
-        raise ValueError(f"time_budget_s is {time_budget_s}; expected more than 0, or null for no end.")
+    for name, seconds in budgets.items():
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"{name} is {seconds}; expected more than 0, or null for no end.")

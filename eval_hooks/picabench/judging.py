@@ -43,10 +43,12 @@ class JudgeSettings:
     Attributes:
         workers: questions asked at once, at least; a judge that knows better asks more.
         max_unanswered_share: above this share of answers that a protocol leaves out the evaluation fails.
+        time_budget_s: seconds after which no further question is asked; None for no end.
     """
 
     workers: int = 1
     max_unanswered_share: float = 0.05
+    time_budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def judge_folder(
     earlier: Sequence[Path] = (),
     ranks: Ranks | None = None,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _label: None,
+    out: Path | None = None,
 ) -> JudgingOutcome:
     """Writes ``items.jsonl``, a line for every question of the folder, and returns how many are scored.
 
@@ -92,6 +95,7 @@ def judge_folder(
         earlier: folders whose answers about identical pictures hold here too.
         ranks: who shares the work; None for this process alone.
         progress: called with (done, total, label) after every question of this rank.
+        out: where the answers lie and are written; None for ``folder`` itself.
 
     Raises:
         OutputsMismatch: pictures are missing or unknown to the manifest.
@@ -100,30 +104,30 @@ def judge_folder(
         DamagedFileError: answers on file cannot be read.
         FailedElsewhere: another rank failed, perhaps for that reason.
     """
-    ranks, settings = ranks or Ranks(), settings or JudgeSettings()
-    sources = [folder, *earlier]
+    ranks, settings, out = ranks or Ranks(), settings or JudgeSettings(), out or folder
+    sources = [out, *earlier]
     asking: list[Asking] = []
 
     def ask() -> None:
-        asking.append(Asking(judge, _known(sources, judge)))
+        asking.append(Asking(judge, _known(sources, judge), settings.time_budget_s))
         questions = asking[0].open_questions(ranks.share(portraits_of(folder, judge)))
         report = with_time_left(progress, len(questions), "judging")
-        with open_journal(folder / f"items.{ranks.rank}.jsonl") as journal:
+        with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
             for done, row in enumerate(asking[0].rows(questions, workers), start=1):
                 journal.write(json_line(row))
                 journal.flush()
                 report(done)
         if judge.usage:
-            write_json(folder / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
+            write_json(out / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 
-    ranks.together(folder, ask)
-    ranks.first_alone(folder, lambda: _merge(folder, judge, _known(sources, judge), kind_of))
-    _refuse_unanswered(folder, settings.max_unanswered_share)
-    outcome = _outcome(folder)
+    ranks.together(out, ask)
+    ranks.first_alone(out, lambda: _merge(_rows(folder, judge, _known(sources, judge), kind_of), out))
+    _refuse_unanswered(out, settings.max_unanswered_share)
+    outcome = _outcome(out)
     if outcome.stopped is not None:
         log.error("%d of %d questions are scored: %s", outcome.num_scored, outcome.num_questions, outcome.stopped)
-    ranks.together(folder, lambda: _raise_if_refused(asking[0]))
+    ranks.together(out, lambda: _raise_if_refused(asking[0]))
     return outcome
 
 
@@ -153,8 +157,11 @@ def portraits_of(folder: Path, judge: Judge) -> list[Portrait]:
     return [portrait(folder, item, altered) for item in items]
 
 
-def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]) -> None:
-    rows = []
+def _rows(
+    folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]
+) -> list[dict[str, object]]:
+    """Returns the lines of ``items.jsonl`` from what is known."""
+    rows: list[dict[str, object]] = []
     for each in portraits_of(folder, judge):
         for number, question in enumerate(each.item.questions):
             verdict = known.get(identity(each.picture, question, judge.judge_id))
@@ -163,7 +170,6 @@ def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Ca
                     f"{folder}: no answer about item {each.item.index} although every rank has finished. "
                     "All ranks must see the same folder: put the run on a file system that they share."
                 )
-            is_scored = verdict.kind is not VerdictKind.UNSCORED
             rows.append(
                 {
                     "index": each.item.index,
@@ -178,10 +184,14 @@ def _merge(folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Ca
                     **answer_row(each.picture, question, judge.judge_id, verdict),
                 }
             )
-    write_json_lines(folder / ITEMS_FILE, rows)
-    if usages := sorted(folder.glob("judging.*.json")):
-        write_json(folder / USAGE_FILE, {"ranks": [read_json(usage) for usage in usages]})
-    for part in [*folder.glob("items.*.jsonl"), *usages]:
+    return rows
+
+
+def _merge(rows: Sequence[Mapping[str, object]], out: Path) -> None:
+    write_json_lines(out / ITEMS_FILE, rows)
+    if usages := sorted(out.glob("judging.*.json")):
+        write_json(out / USAGE_FILE, {"ranks": [read_json(usage) for usage in usages]})
+    for part in [*out.glob("items.*.jsonl"), *usages]:
         part.unlink()
 
 
