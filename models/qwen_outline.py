@@ -17,6 +17,7 @@ from physedit.models.outline import (
     local_files,
     setting,
 )
+from physedit.models.parts import checked_steps
 from physedit.models.qwen_pipeline import MAX_SOURCES, checked_areas, checked_pipeline, found_weights
 from physedit.models.qwen_room import QwenTextRule
 from physedit.models.qwen_text import POSITIONS
@@ -48,6 +49,7 @@ def qwen_outline(settings: Mapping[str, object]) -> Outline:
         setting(settings, "vision_area_px", 0) if has_vision_area else None,
     )
     checked_guidance("edit_guidance", settings.get("edit_guidance", 1.0))
+    checked_steps(settings.get("edit_steps", 1))
     weights = str(settings["weights"])
     found = found_weights(weights, pipeline)
     processor = _processor(weights, found)
