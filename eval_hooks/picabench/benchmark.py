@@ -185,7 +185,9 @@ def _load_targets(file: Path) -> dict[int, bytes]:
             "it only serves contact sheets."
         )
     rows = read_parquet_rows(file, ["index", "tgt_img"])
-    return {_index(row, file): picture_bytes(row["tgt_img"], Origin(str(file), n)) for n, row in enumerate(rows)}
+    return {
+        _index(row, file): picture_bytes(row["tgt_img"], Origin(str(file), n), "tgt_img") for n, row in enumerate(rows)
+    }
 
 
 def _index(row: Mapping[str, object], file: Path) -> int:

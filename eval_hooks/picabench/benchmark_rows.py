@@ -96,8 +96,8 @@ def picture_files(path: Path) -> tuple[Path, ...]:
     return tuple(_picture_path(record, files[0], row) for row, record in enumerate(_records(files[0])))
 
 
-def picture_bytes(value: object, origin: Origin) -> bytes:
-    """Returns the bytes of a cell of pictures.
+def picture_bytes(value: object, origin: Origin, column: str) -> bytes:
+    """Returns the bytes of a cell of ``column``.
 
     Raises:
         DatasetRowError: it holds none.
@@ -105,7 +105,7 @@ def picture_bytes(value: object, origin: Origin) -> bytes:
     encoded = value.get("bytes") if isinstance(value, Mapping) else value
     if not isinstance(encoded, bytes):
         raise DatasetRowError(
-            f"{origin}: the column of pictures holds no picture bytes (found {type(encoded).__name__}). "
+            f"{origin}: {column} holds no picture bytes (found {type(encoded).__name__}). "
             "The file was written without embedded pictures; download it again."
         )
     return encoded
@@ -117,11 +117,11 @@ def _rows_of_parquet(file: Path, first_index: int, *, with_pictures: bool) -> It
     if not with_pictures:
         bad_row = row_without_picture(file, picture)
         if bad_row is not None:
-            picture_bytes(None, Origin(str(file), bad_row))
+            picture_bytes(None, Origin(str(file), bad_row), picture)
     columns = [name for name in _READ if name in found] + ([picture] if with_pictures else [])
     for number, values in enumerate(read_parquet_rows(file, columns)):
         origin = Origin(str(file), number)
-        encoded = picture_bytes(values.pop(picture), origin) if with_pictures else b""
+        encoded = picture_bytes(values.pop(picture), origin, picture) if with_pictures else b""
         yield BenchmarkRow(first_index + number, values, origin, lambda encoded=encoded: encoded)  # type: ignore[misc]
 
 

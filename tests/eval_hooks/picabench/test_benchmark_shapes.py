@@ -107,7 +107,7 @@ def test_a_wrong_shape_is_named_with_its_row(
 def test_a_row_without_picture_is_named_also_before_pictures_are_read(tmp_path: Path) -> None:
     folder = write_rows(tmp_path, v2_row(), v2_row(image={"bytes": None, "path": "a.png"}))
     for read in (load_benchmark, lambda path: check_benchmark(path, PromptLevel.SUPERFICIAL, no_kind)):
-        with pytest.raises(DatasetRowError, match="row 1: the column of pictures holds no picture bytes"):
+        with pytest.raises(DatasetRowError, match="row 1: image holds no picture bytes"):
             read(folder)
 
 
