@@ -22,8 +22,8 @@ from physedit.train.optim import Schedule
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
      "eval_steps", "output_root", "best_metric", "max_dropped_share", "encode", "launch",
-     "best_psnr_floor_db", "eval_failures", "collective_timeout_s", "backbone.encoders",
-     "backbone.gradient_checkpointing"}
+     "best_psnr_floor_db", "eval_failures", "collective_timeout_s", "judge", "picabench", "backbone.encoders",
+     "backbone.gradient_checkpointing", "backbone.edit_steps", "backbone.edit_guidance"}
 )  # fmt: skip
 """Settings a resumed run may change: they decide where and how long it runs, not what a finished step computed."""
 

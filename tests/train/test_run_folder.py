@@ -20,7 +20,16 @@ def started(root: Path, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "change", ["backbone.encoders=offload", "backbone.gradient_checkpointing=true", "num_workers=1", "encode=cached"]
+    "change",
+    [
+        "backbone.encoders=offload",
+        "backbone.gradient_checkpointing=true",
+        "num_workers=1",
+        "encode=cached",
+        "judge=gpt5",
+        "picabench.level=explicit",
+        "backbone.edit_steps=9",
+    ],  # fmt: skip
 )
 def test_settings_that_change_no_step_may_change_on_resume(tmp_path: Path, change: str) -> None:
     check_run_folder(compose_config([*started(tmp_path), change]))
