@@ -29,7 +29,7 @@ def started(root: Path, *overrides: str) -> list[str]:
         "judge=gpt5",
         "picabench.level=explicit",
         "backbone.edit_steps=9",
-    ],  # fmt: skip
+    ],
 )
 def test_settings_that_change_no_step_may_change_on_resume(tmp_path: Path, change: str) -> None:
     check_run_folder(compose_config([*started(tmp_path), change]))
