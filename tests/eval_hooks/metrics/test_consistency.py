@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from physedit.data_loaders.sample import Box
-from physedit.eval_hooks.metrics.consistency import Consistency, outside_mask, psnr_outside
+from physedit.eval_hooks.metrics.consistency import Consistency, outside_mask, psnr_in_square, psnr_outside
 from physedit.eval_hooks.metrics.metric import ItemRecord
 
 HEIGHT, WIDTH = 40, 50
@@ -98,3 +98,85 @@ def test_undefined_items_are_left_out_of_the_mean() -> None:
     score = Consistency().score(records)
     assert (score.value, score.n) == (30.0, 2)
     assert score.standard_error == pytest.approx(10.0)
+
+
+E09_MASKS: dict[str, tuple[list[Box], float | None]] = {
+    # All 3 * 2000 values are 10 apart, but for the pixel (0, 0), which is 110 apart.
+    "none": ([], (1999 * 10**2 + 110**2) / 2000),
+    "full": ([Box(0, 0, WIDTH - 1, HEIGHT - 1)], None),
+    "one pixel": ([Box(0, 0, 0, 0)], 10.0**2),
+    "outside": ([Box(WIDTH + 1, HEIGHT + 1, 5, 5)], (1999 * 10**2 + 110**2) / 2000),
+    "negative width": ([Box(3, 3, -1, 4)], None),
+}
+
+
+@pytest.mark.parametrize("name", E09_MASKS)
+def test_e09_every_mask_gives_a_value_or_is_not_defined(name: str) -> None:
+    boxes, mean_square = E09_MASKS[name]
+    source = torch.full((3, HEIGHT, WIDTH), 100, dtype=torch.uint8)
+    edited = source + 10
+    edited[:, 0, 0] = 210
+    expected = None if mean_square is None else pytest.approx(10 * math.log10(255**2 / mean_square), abs=1e-9)
+    assert psnr_outside(source, edited, boxes) == expected
+
+
+def test_e09_the_mean_over_all_masks_is_finite_and_counts_those_that_are_defined() -> None:
+    first, second = _pictures(5)
+    values = [psnr_outside(_tensor(first), _tensor(second), boxes) for boxes, _ in E09_MASKS.values()]
+    records = [
+        ItemRecord(index, "Optics", "Reflection", "add", "superficial", (), value, has_edit_area=True)
+        for index, value in enumerate(values)
+    ]
+    score = Consistency().score(records)
+    assert score.n == 3
+    assert score.value is not None
+    assert math.isfinite(score.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_e10_psnr_of_8_bit_pictures_equals_a_float64_reference(dtype: torch.dtype) -> None:
+    first, second = _pictures(11)
+    expected = _reference_psnr(first, second, np.ones((HEIGHT, WIDTH), dtype=bool))
+    # bfloat16 holds every whole number up to 256.
+    found = psnr_outside(_tensor(first).to(dtype), _tensor(second).to(dtype), [])
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_p02_the_same_region_is_masked_whatever_the_outputs_size() -> None:
+    source = torch.full((3, 80, 100), 100, dtype=torch.uint8)
+    area = [Box(20, 10, 39, 29)]  # columns 20 to 59, rows 10 to 39
+    for width, height in ((100, 80), (50, 40), (104, 80)):
+        edited = torch.full((3, height, width), 110, dtype=torch.uint8)
+        # What is edited lies well inside the area, so that scaling cannot carry it out.
+        rows = slice(round(14 * height / 80), round(36 * height / 80))
+        columns = slice(round(24 * width / 100), round(56 * width / 100))
+        edited[:, rows, columns] = 255
+        expected = 20 * math.log10(255 / 10)
+        # The published evaluator scales in float32, and so does this.
+        assert psnr_outside(source, edited, area) == pytest.approx(expected, abs=1e-4)
+        assert psnr_in_square(source, edited, area) == pytest.approx(expected, abs=1e-4)
+        unmasked = psnr_outside(source, edited, [])
+        assert unmasked is not None
+        assert unmasked < expected - 1
+
+
+def test_squeezing_scales_the_area_by_each_side() -> None:
+    source = torch.full((3, 256, 1024), 100, dtype=torch.uint8)
+    edited = source.clone()
+    edited[:, :128] = 120
+    # Rows 0 to 127 are rows 0 to 255 of the square, of which the lowest is blended with what lies below it.
+    assert psnr_in_square(source, edited, [Box(0, 0, 1024, 128)]) == 100.0
+    assert psnr_in_square(source, edited, [Box(0, 0, 1024, 120)]) != 100.0
+
+
+def test_the_mean_square_is_over_channels_too() -> None:
+    source = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    edited = source.clone()
+    edited[0] = 255
+    assert psnr_outside(source, edited, []) == pytest.approx(10 * math.log10(3), abs=1e-9)
+
+
+def test_the_mean_may_be_taken_of_squeezed_pictures() -> None:
+    record = ItemRecord(0, "Optics", "Reflection", "add", "x", (), 20.0, has_edit_area=True, psnr_512_db=21.0)
+    assert Consistency().score([record]).value == 20.0
+    assert Consistency(in_square=True).score([record]).value == 21.0
