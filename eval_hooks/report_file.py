@@ -1,7 +1,12 @@
-"""``report.json``: everything an evaluation found, in the folder of its pictures. Wall time lies beside it."""
+"""``report.json``: everything an evaluation found, in the folder of its pictures. Wall time lies beside it.
 
+``report.schema.json`` says what the file holds, for the programs that read it.
+"""
+
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,9 @@ from physedit.eval_hooks.files import DamagedFileError, read_json, write_json
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 
 _REPORT, _TIMING = "report.json", "timing.json"
+
+SCHEMA_VERSION = 1
+"""Raise it when a key goes or changes its meaning, and describe that in ``report.schema.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ def save_report(report: EvalReport, *, keys: ReportKeys, evidence: Mapping[str, 
     write_json(
         report.folder / _REPORT,
         {
+            "schema_version": SCHEMA_VERSION,
             "hook": report.hook,
             "step": report.step,
             **asdict(keys),
@@ -70,6 +79,24 @@ def load_report(folder: Path) -> EvalReport:
         ) from error
 
 
+def read_evidence(folder: Path) -> Mapping[str, Any]:
+    """Returns all that ``report.json`` of an evaluation folder holds, also what was found beside the numbers.
+
+    Empty where there is no whole report, as for hooks that keep none.
+    """
+    try:
+        return read_json(folder / _REPORT)
+    except (FileNotFoundError, DamagedFileError):
+        return {}
+
+
+def report_schema() -> Mapping[str, Any]:
+    """Returns the JSON schema of ``report.json``."""
+    text = resources.files("physedit.eval_hooks").joinpath("report.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
 def report_keys(folder: Path) -> ReportKeys | None:
     """Returns what the folder's report belongs to, or None without a whole report that says so."""
     try:
@@ -99,6 +126,8 @@ def value_record(value: MetricValue) -> dict[str, object]:
 
 
 def _report(record: Mapping[str, Any], folder: Path) -> EvalReport:
+    if (version := record.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+        raise ValueError(f"schema_version is {version!r}, expected {SCHEMA_VERSION}")
     return EvalReport(
         hook=record["hook"],
         step=record["step"],

@@ -1,6 +1,7 @@
 """From the judged and measured pictures of the base and a checkpoint to the report about them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from physedit.eval_hooks.compare import PairedRecords, pair_records
@@ -12,7 +13,10 @@ from physedit.eval_hooks.picabench.folder import not_edited, read_all_items, rea
 from physedit.eval_hooks.picabench.judging import count_verdicts
 from physedit.eval_hooks.picabench.measure import read_records
 from physedit.eval_hooks.picabench.measures import Measures, changes_of, scores_of
+from physedit.eval_hooks.picabench.official import write_official_files
 from physedit.eval_hooks.picabench.official_notes import notes_of
+from physedit.eval_hooks.picabench.open_questions import open_questions
+from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record
 from physedit.eval_hooks.report_file import ReportKeys, save_report, value_record
 
 
@@ -88,9 +92,28 @@ def write_report(comparison: Comparison, keys: ReportKeys, seconds: float) -> No
             "compared": len(own),
         },
         "verdicts": {"base": count_verdicts(comparison.base), "tuned": count_verdicts(comparison.tuned)},
+        "open_questions": {
+            "base": [asdict(each) for each in open_questions(comparison.base)],
+            "tuned": [asdict(each) for each in open_questions(comparison.tuned)],
+        },
         "left_out_of_pairs": paired.left_out,
+        "published": placement_record(place(_evaluated(comparison, manifest.settings, len(own)))),
     }
+    for folder in dict.fromkeys((comparison.base, comparison.tuned)):
+        write_official_files(folder)
     save_report(report, keys=keys, evidence=evidence)
+
+
+def _evaluated(comparison: Comparison, settings: Mapping[str, object], num_items: int) -> Evaluated:
+    weights, level = settings.get("editor"), settings.get("level")
+    return Evaluated(
+        weights=None if weights is None else str(weights),
+        judge_id=comparison.judge.judge_id,
+        protocol=comparison.judge.protocol.name,
+        level=None if level is None else str(level),
+        num_items=num_items,
+        num_questions=sum(count_verdicts(comparison.tuned).values()),
+    )
 
 
 def _notes(comparison: Comparison, records: tuple[ItemRecord, ...], paired: PairedRecords) -> tuple[str, ...]:
