@@ -359,3 +359,22 @@ def test_fingerprint_names_the_base_alone(case: Case) -> None:
     assert before == case.backbone.fingerprint
     add_adapter(other.denoiser, LoraSettings(2, 2.0), targets=other.lora_presets["attention"], seed=1)
     assert case.build().fingerprint == before
+
+
+def test_the_editor_has_steps_and_guidance_of_its_own(case: Case) -> None:
+    assert case.backbone.default_num_steps >= 2
+    assert case.backbone.default_guidance >= 0
+
+
+def test_what_edits_encode_can_be_kept_in_a_folder_and_changes_no_bit(case: Case, tmp_path: Path) -> None:
+    expected = edit(case, case.batch, [1, 2])
+    for _ in range(2):  # the second time from the folder alone
+        case.backbone.forget()
+        with case.backbone.keeping_encoded(tmp_path):
+            assert torch.equal(edit(case, case.batch, [1, 2]), expected)
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")}
+    assert len(files) >= 4  # two pictures, two instructions
+    case.backbone.forget()
+    with case.backbone.keeping_encoded(tmp_path):
+        edit(case, case.batch, [1, 2])
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")} == files
