@@ -12,33 +12,24 @@ from physedit.data_loaders.sample import PromptLevel
 from physedit.eval_hooks.files import digest_of
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport, LateContext
 from physedit.eval_hooks.judges.judge import Judge
-from physedit.eval_hooks.picabench.benchmark import BenchmarkItem, benchmark_digest, check_benchmark, load_benchmark
-from physedit.eval_hooks.picabench.benchmark_place import find_benchmark, place_in_words
+from physedit.eval_hooks.picabench.benchmark import check_benchmark
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
-from physedit.eval_hooks.picabench.edit_task import EditSettings, EditTask
-from physedit.eval_hooks.picabench.folder import Manifest, OutputsMismatch, read_whole_manifest
-from physedit.eval_hooks.picabench.generate import edit_benchmark, made_with
+from physedit.eval_hooks.picabench.edit_task import EditSettings
+from physedit.eval_hooks.picabench.folder import OutputsMismatch
+from physedit.eval_hooks.picabench.generate import edit_benchmark
 from physedit.eval_hooks.picabench.input_copy import copy_inputs
-from physedit.eval_hooks.picabench.inputs import INPUT_RULE, sizes_in_words
 from physedit.eval_hooks.picabench.judging import JudgeSettings
 from physedit.eval_hooks.picabench.measure import MeasuringRules
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
-from physedit.eval_hooks.picabench.scoring import Scoring, Side, Work
-from physedit.eval_hooks.picabench.subset import part_in_words, select
+from physedit.eval_hooks.picabench.scoring import Scoring, Work
+from physedit.eval_hooks.picabench.sides import Side, Sides
+from physedit.eval_hooks.picabench.subset import part_in_words
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
 
 log = logging.getLogger(__name__)
 
 _AreaFrame = Literal["input", "long_side_1024"]
-
-# Raise it when the same settings would lead to other pictures, answers or numbers.
-_PROTOCOL = 3
-
-
-_BASE, _INPUT_COPY = "base", "input_copy"
-_OF_THE_EDITOR = ("num_steps", "guidance")
-"""Settings that are the editor's own where they are None."""
 
 
 class PicaBenchHook:
@@ -116,7 +107,8 @@ class PicaBenchHook:
         if limit is not None and per_law is not None:
             raise ValueError(f"{name}.limit={limit} and {name}.per_law={per_law} both choose items: set one to null.")
         self._name, self._cadence = name, cadence
-        self._benchmark, self._revision, self._limit, self._per_law = benchmark, revision, limit, per_law
+        edits = EditSettings(seed, num_steps, guidance, PromptLevel(level), batch_size, time_budget_s, keep_encoded)
+        self._sides = Sides(name, benchmark, revision, limit, per_law, edits)
         self._has_reference, self._is_background = reference, background
         plain = MeasuringRules.PLAIN if area_frame == "input" else MeasuringRules.STRICT
         self._scoring = Scoring(
@@ -124,9 +116,6 @@ class PicaBenchHook:
             measures=measures or PicaBenchMeasures(),
             rules=MeasuringRules.OFFICIAL if judge.protocol.name == "official" else plain,
             settings=JudgeSettings(judge_workers, max_unanswered_share, judge_time_budget_s),
-        )
-        self._edit_settings = EditSettings(
-            seed, num_steps, guidance, PromptLevel(level), batch_size, time_budget_s, keep_encoded
         )
         self._made: set[Path] = set()
         """Shared sides whose pictures this process has made for ``finish``."""
@@ -154,8 +143,10 @@ class PicaBenchHook:
                 know.
             DatasetRowError: a row has no instruction of the level, or questions that cannot be understood.
         """
-        num_items = check_benchmark(self._place, self._edit_settings.level, self._scoring.measures.kind_of)
-        log.info("%s: %d items in %s, judge %s", self._name, num_items, self._benchmark, self._scoring.judge.judge_id)
+        num_items = check_benchmark(self._sides.place, self._sides.edits.level, self._scoring.measures.kind_of)
+        log.info(
+            "%s: %d items in %s, judge %s", self._name, num_items, self._sides.benchmark, self._scoring.judge.judge_id
+        )
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` that an earlier start of this run has written.
@@ -181,27 +172,20 @@ class PicaBenchHook:
             FailedElsewhere: another rank failed.
         """
         started, work = time.monotonic(), self._work(context)
-        base = self._side(context, _BASE)
+        base = self._sides.base(context)
         if base.folder not in self._scoring.done:
             self._make_base(context, base)
             self._scoring.score_shared(work, base)
-        reference = self._input_copy(context)
+        reference = self._sides.input_copy(context) if self._has_reference else None
         if reference is not None and reference.folder not in self._scoring.done:
             self._make_input_copy(context, reference, base)
             self._scoring.score_shared(work, reference)
-        tuned = base if context.step == 0 else self._side(context, _step_name(context.step))
-        keys = self._report_keys(base, tuned)
+        tuned = self._sides.tuned(context)
         self._forget_unknown(context, tuned)
-        is_finished: list[bool] = []
-        may_lack = self._edit_settings.time_budget_s is not None
-        work.ranks.together(
-            tuned.folder,
-            lambda: is_finished.append(self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack)),
-        )
-        if is_finished[0]:
+        if self._is_finished(work.ranks, base, tuned):
             return load_report(tuned.folder)
         if context.step > 0:
-            edit_benchmark(context, self._task(tuned, twin=base.folder))
+            edit_benchmark(context, self._sides.task(tuned, twin=base.folder))
             self._scoring.score(work, tuned, earlier=(base.folder,))
         return self._report(work.ranks, base, tuned, reference, step=context.step, started=started)
 
@@ -210,23 +194,20 @@ class PicaBenchHook:
 
         ``finish`` may be judging earlier steps meanwhile, in a thread of one of them.
         """
-        base = self._side(context, _BASE)
+        base = self._sides.base(context)
         if base.folder not in self._made:
             self._make_base(context, base)
-            reference = self._input_copy(context)
-            if reference is not None:
-                self._make_input_copy(context, reference, base)
+            if self._has_reference:
+                self._make_input_copy(context, self._sides.input_copy(context), base)
             self._made.add(base.folder)
         if context.step > 0:
-            tuned = self._side(context, _step_name(context.step))
+            tuned = self._sides.tuned(context)
             self._forget_unknown(context, tuned)
-            edit_benchmark(context, self._task(tuned, twin=base.folder))
+            edit_benchmark(context, self._sides.task(tuned, twin=base.folder))
 
     def pending(self, run_folder: Path, last_step: int) -> tuple[int, ...]:
         """Returns the steps up to ``last_step`` whose pictures are made, but not all judged and reported."""
-        steps = [0] if self._cadence.at_start else []
-        folders = (run_folder / "eval" / self._name).glob(_step_name("*"))
-        steps += sorted(int(folder.name.removeprefix("step_")) for folder in folders)
+        steps = [step for step in self._sides.made_steps(run_folder) if step > 0 or self._cadence.at_start]
         return tuple(step for step in steps if step <= last_step and self._is_pending(run_folder, step))
 
     def finish(self, context: LateContext) -> EvalReport:
@@ -239,106 +220,38 @@ class PicaBenchHook:
         started = time.monotonic()
         ranks = Ranks(is_beside_others=True)
         work = Work(ranks, context.base_cache / self._name, self._labelled(context.progress))
-        base = self._made_side(context.run_folder, _BASE)
+        base = self._sides.made(context.run_folder, 0)
         self._scoring.score_shared(work, base)
-        reference = self._made_side(context.run_folder, _INPUT_COPY) if self._has_reference else None
+        reference = self._sides.made_input_copy(context.run_folder) if self._has_reference else None
         if reference is not None:
             self._scoring.score_shared(work, reference)
-        tuned = base
+        tuned = self._sides.made(context.run_folder, context.step)
         if context.step > 0:
-            tuned = self._made_side(context.run_folder, _step_name(context.step))
             self._scoring.score(work, tuned, earlier=(base.folder,))
         return self._report(ranks, base, tuned, reference, step=context.step, started=started)
 
     @cached_property
-    def _place(self) -> Path:
-        return find_benchmark(self._benchmark, self._revision)
-
-    @cached_property
-    def _items(self) -> tuple[BenchmarkItem, ...]:
-        return select(load_benchmark(self._place), limit=self._limit, per_law=self._per_law)
-
-    @cached_property
-    def _which_items(self) -> Mapping[str, object]:
-        """What decides the inputs and what is asked about them."""
-        return {
-            "protocol": _PROTOCOL,
-            "benchmark": benchmark_digest(self._place),
-            "limit": self._limit,
-            "per_law": self._per_law,
-            "level": self._edit_settings.level.value,
-            "inputs": INPUT_RULE,
-        }
-
-    @cached_property
-    def _settings(self) -> Mapping[str, object]:
-        """What decides the pictures and is known without a model."""
-        settings = self._edit_settings
-        return {
-            **self._which_items,
-            "hook": self._name,
-            "seed": settings.seed,
-            "num_steps": settings.num_steps,
-            "guidance": settings.guidance,
-            "batch_size": settings.batch_size,
-        }
-
-    @cached_property
     def _settings_key(self) -> str:
-        return digest_of({**self._settings, **self._asked})
+        return digest_of({**self._sides.settings, **self._asked})
 
     @property
     def _asked(self) -> Mapping[str, object]:
         """What decides the numbers that the same pictures get."""
-        return {
-            **self._scoring.described,
-            "reference": self._has_reference,
-        }
-
-    def _side(self, context: EvalContext, folder_name: str) -> Side:
-        settings = self._edit_settings.for_editor(context.backbone)
-        described: dict[str, object] = {
-            **self._settings,
-            "num_steps": settings.num_steps,
-            "guidance": settings.guidance,
-            **made_with(context),
-        }
-        if folder_name != _BASE:
-            described |= {"step": context.step, "adapter": context.adapter_id}
-        return self._described(context, folder_name, described)
-
-    def _described(self, context: EvalContext, folder_name: str, described: Mapping[str, object]) -> Side:
-        """Returns a side; where the benchmark was found is told beside what decides the pictures."""
-        beside = {
-            "source": place_in_words(self._benchmark, self._revision, self._place),
-            "num_items": len(self._items),
-            "sizes": sizes_in_words(self._items, context.backbone.sizes_of),
-        }
-        return Side(
-            folder=context.run_folder / "eval" / self._name / folder_name,
-            key=digest_of(described),
-            described={**described, **beside},
-        )
+        return {**self._scoring.described, "reference": self._has_reference}
 
     def _report_keys(self, base: Side, tuned: Side) -> ReportKeys:
         decided_by = {"base": base.key, "tuned": tuned.key, **self._asked}
         return ReportKeys(key=digest_of(decided_by), settings_key=self._settings_key)
 
-    def _input_copy(self, context: EvalContext) -> Side | None:
-        """Returns the unchanged inputs as an editor's outputs, None if they are not asked for."""
-        if not self._has_reference:
-            return None
-        return self._described(context, _INPUT_COPY, {**self._which_items, "edits": "none: the input itself"})
-
     def _make_base(self, context: EvalContext, base: Side) -> None:
         self._scoring.fetch(self._work(context), base)
         with context.without_adapter():
-            edit_benchmark(context, self._task(base, twin=None))
+            edit_benchmark(context, self._sides.task(base, twin=None))
 
     def _make_input_copy(self, context: EvalContext, reference: Side, base: Side) -> None:
         work = self._work(context)
         self._scoring.fetch(work, reference)
-        work.ranks.first_alone(reference.folder, partial(copy_inputs, self._task(reference, twin=base.folder)))
+        work.ranks.first_alone(reference.folder, partial(copy_inputs, self._sides.task(reference, twin=base.folder)))
 
     def _forget_unknown(self, context: EvalContext, tuned: Side) -> None:
         """Removes earlier edits of a checkpoint if it cannot be told whether its adapter made them."""
@@ -346,45 +259,21 @@ class PicaBenchHook:
             ranks = self._work(context).ranks
             ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
 
-    def _made_side(self, run_folder: Path, folder_name: str) -> Side:
-        folder = run_folder / "eval" / self._name / folder_name
-        manifest = read_whole_manifest(folder)
-        if manifest is None:
-            raise OutputsMismatch(f"{folder} has no finished edits to judge. Resume the run: it makes what is missing.")
-        if not self._is_asked(manifest, folder_name):
-            raise OutputsMismatch(
-                f"{folder} was edited with other settings than eval.{self._name} has now, or of another benchmark. "
-                "Judge it with the settings of the run, or resume the run, which edits anew."
-            )
-        return Side(folder, manifest.key, manifest.settings)
-
-    def _is_asked(self, manifest: Manifest, folder_name: str) -> bool:
-        asked = self._which_items if folder_name == _INPUT_COPY else self._settings
-        return all(
-            manifest.settings.get(key) == value
-            for key, value in asked.items()
-            if value is not None or key not in _OF_THE_EDITOR
+    def _is_finished(self, ranks: Ranks, base: Side, tuned: Side) -> bool:
+        keys, may_lack = self._report_keys(base, tuned), self._sides.edits.time_budget_s is not None
+        found: list[bool] = []
+        ranks.together(
+            tuned.folder, lambda: found.append(self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack))
         )
+        return found[0]
 
     def _is_pending(self, run_folder: Path, step: int) -> bool:
         try:
-            base = self._made_side(run_folder, _BASE)
-            tuned = base if step == 0 else self._made_side(run_folder, _step_name(step))
+            base, tuned = self._sides.made(run_folder, 0), self._sides.made(run_folder, step)
         except OutputsMismatch:
             return False
         is_current = report_keys(tuned.folder) == self._report_keys(base, tuned)
         return not is_current or not load_report(tuned.folder).is_whole
-
-    def _task(self, side: Side, *, twin: Path | None) -> EditTask:
-        return EditTask(
-            folder=side.folder,
-            items=self._items,
-            settings=self._edit_settings,
-            hook=self._name,
-            key=side.key,
-            described=side.described,
-            twin=twin,
-        )
 
     def _work(self, context: EvalContext) -> Work:
         ranks = Ranks(context.rank, context.world_size, context.barrier)
@@ -403,17 +292,13 @@ class PicaBenchHook:
             tuned=tuned.folder,
             judge=self._scoring.judge,
             measures=self._scoring.measures,
-            part=part_in_words(self._limit, self._per_law),
-            num_items=int(str(base.described["num_items"])),
+            part=part_in_words(self._sides.limit, self._sides.per_law),
+            num_items=base.num_items,
             input_copy=None if reference is None else reference.folder,
         )
         keys = self._report_keys(base, tuned)
         ranks.first_alone(tuned.folder, lambda: write_report(comparison, keys, time.monotonic() - started))
         return load_report(tuned.folder)
-
-
-def _step_name(step: int | str) -> str:
-    return f"step_{step:08d}" if isinstance(step, int) else f"step_{step}"
 
 
 def _refuse_out_of_range(

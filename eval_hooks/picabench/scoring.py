@@ -10,23 +10,9 @@ from physedit.eval_hooks.picabench.folder import has_its_pictures, not_edited
 from physedit.eval_hooks.picabench.judging import JudgeSettings, count_unscored, judge_folder
 from physedit.eval_hooks.picabench.measure import MeasuringRules, has_records, measure_folder
 from physedit.eval_hooks.picabench.measures import Measures
+from physedit.eval_hooks.picabench.sides import Side
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import ReportKeys, report_keys
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The base, the unchanged inputs or the adapter under evaluation.
-
-    Attributes:
-        folder: of its pictures.
-        key: hash of everything that decides them.
-        described: what the key was made of, in words.
-    """
-
-    folder: Path
-    key: str
-    described: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
