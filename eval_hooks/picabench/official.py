@@ -38,9 +38,10 @@ def write_official_files(folder: Path, out: Path | None = None) -> None:
     items = read_all_items(folder, reading_of(out))
     write_json(out / ANALYSIS_FILE, analysis_of(items, _correct_by_item(out)))
     measured = {row["index"]: row for row in measured_rows(out)}
+    meta_info = META_INFO if out == folder else str(folder / META_INFO)  # beside it: the folder can be moved
     for name, key in ((PSNR_FILE, "psnr_db"), (PSNR_512_FILE, "psnr_512_db")):
         values = [_decibels(measured.get(item.index, {}).get(key)) for item in items]
-        write_json(out / name, psnr_analysis_of(items, values, str(folder / META_INFO)))
+        write_json(out / name, psnr_analysis_of(items, values, meta_info))
     write_official_output(folder, out)
 
 
