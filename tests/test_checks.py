@@ -15,8 +15,8 @@ READING_CLAIMS = {f"A{number:02d}" for number in (1, 4, 7, 8, 9, 10, 11, 12, 13,
 PROCESS_CLAIMS = {f"C{number:02d}" for number in (1, 2, 3, 5, 6, 8, 9, 10, 13, 14, 17)}
 RESUME_CLAIMS = {f"D{number:02d}" for number in (1, 2, 4, 6, 7, 9, 11, 12, 14, 15, 18)}
 CONFIG_CLAIMS = {f"F{number:02d}" for number in (1, 2, 3, 4, 7, 8, 9, 10, 13, 14, 15)}
-EVALUATION_CLAIMS = {f"E{number:02d}" for number in (1, 3, 4, 5, 6, 8, 12, 15, 16)} | {
-    f"P{number:02d}" for number in (4, 7)
+EVALUATION_CLAIMS = {f"E{number:02d}" for number in (1, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16)} | {
+    f"P{number:02d}" for number in (1, 2, 4, 7, 8, 10)
 }
 NUM_OPEN = 1
 """Claims of which a part is not held; lower it when one is."""
