@@ -47,6 +47,7 @@ class PicaBenchHook:
         judge: Judge,
         cadence: Cadence,
         revision: str | None = None,
+        editor: str | None = None,
         measures: Measures | None = None,
         level: str = PromptLevel.SUPERFICIAL,
         area_frame: _AreaFrame = "input",
@@ -72,6 +73,7 @@ class PicaBenchHook:
             judge: answers the questions.
             cadence: when the hook is due.
             revision: of a benchmark on the hub: a commit hash, or a tag or branch that may move.
+            editor: the weights of the editor, by which the paper's rows of the same base are found; None if not known.
             measures: which numbers are reported; None for PICABench's own.
             level: which of the three instructions is used.
             area_frame: what edit areas are given in, for a judge with the strict protocol: pixels of the input, or
@@ -108,7 +110,7 @@ class PicaBenchHook:
             raise ValueError(f"{name}.limit={limit} and {name}.per_law={per_law} both choose items: set one to null.")
         self._name, self._cadence = name, cadence
         edits = EditSettings(seed, num_steps, guidance, PromptLevel(level), batch_size, time_budget_s, keep_encoded)
-        self._sides = Sides(name, benchmark, revision, limit, per_law, edits)
+        self._sides = Sides(name, benchmark, revision, limit, per_law, edits, editor)
         self._has_reference, self._is_background = reference, background
         plain = MeasuringRules.PLAIN if area_frame == "input" else MeasuringRules.STRICT
         self._scoring = Scoring(

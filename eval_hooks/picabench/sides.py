@@ -51,6 +51,7 @@ class Sides:
         benchmark, revision: as the hook is given them.
         limit, per_law: which items; None for all.
         edits: how they are edited.
+        editor: the editor's weights by name, told beside what decides the pictures; None if not known.
     """
 
     hook: str
@@ -59,6 +60,7 @@ class Sides:
     limit: int | None
     per_law: int | None
     edits: EditSettings
+    editor: str | None = None
 
     @cached_property
     def place(self) -> Path:
@@ -159,6 +161,7 @@ class Sides:
     def _side(self, context: EvalContext, folder: Path, decided_by: Mapping[str, object]) -> Side:
         """Returns a side; where the benchmark was found is told beside what decides the pictures."""
         beside = {
+            "editor": self.editor,
             "source": place_in_words(self.benchmark, self.revision, self.place),
             "num_items": len(self.items),
             "sizes": sizes_in_words(self.items, context.backbone.sizes_of),

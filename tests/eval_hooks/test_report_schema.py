@@ -86,6 +86,26 @@ def test_the_papers_rows_are_what_the_schema_says(run: Path) -> None:
     assert faults_of(record) == []
 
 
+def test_a_run_of_the_papers_base_and_judge_has_the_papers_rows_beside_it(tmp_path: Path) -> None:
+    hook = PicaBenchHook(
+        name="picabench",
+        benchmark=str(write_benchmark(tmp_path / "bench", 3)),
+        judge=RedJudge(judge_id="gpt-5@https://api.openai.com/v1 responses"),
+        cadence=Cadence(),
+        editor="/models/FLUX.1-Kontext-dev",
+        level="intermediate",
+        num_steps=1,
+    )
+    report = hook.run(context_for(PaintingEditor(), tmp_path / "run"))
+    published = record_of(report.folder)["published"]
+    assert [(row["table"], row["trained_on"], row["overall"]) for row in published["rows"]] == [
+        (5, None, 0.5377),
+        (5, "PICA-100K", 0.5559),
+    ]
+    assert "over 900 items and 4,112 questions, these over 3 and 6" in published["notes"][-1]
+    assert faults_of(record_of(report.folder)) == []
+
+
 @pytest.mark.parametrize(
     ("where", "spoil"),
     [
