@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from physedit.train.config import CONF_FOLDER, ConfigError, TrainConfig, one_line, options, suggestion
+from physedit.train.heldout import register_heldout
 from physedit.train.validation import validate
 
 SWEEP_ADVICE = (
@@ -24,8 +25,9 @@ SWEEP_ADVICE = (
 
 
 def register_schema() -> None:
-    """Makes ``TrainConfig`` known to Hydra as ``train_schema``; may be called again."""
+    """Makes ``TrainConfig`` known to Hydra as ``train_schema``, and our resolver; may be called again."""
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    register_heldout()
 
 
 def compose_config(

@@ -80,8 +80,12 @@ def _check_backbone(config: DictConfig) -> None:
 
 
 def _check_hook(config: DictConfig, name: str) -> None:
-    hook: EvalHook = build_checked(f"eval.{name}", config.eval[name])
-    if not _is_yet_to_be_written(config, config.eval[name].get("benchmark")):
+    node = config.eval[name]
+    rows = node.get("data")
+    if rows is not None and any(_is_yet_to_be_written(config, path) for path in _paths_of(rows)):
+        return
+    hook: EvalHook = build_checked(f"eval.{name}", node)
+    if not _is_yet_to_be_written(config, node.get("benchmark")):
         hook.check()
 
 

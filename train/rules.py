@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from physedit.data_loaders.sample import PromptLevel
 from physedit.models.backbone import LORA_PRESET_NAMES
 from physedit.train.config import ConfigError, suggestion
+from physedit.train.heldout import check_heldout
 
 AT_LEAST = {
     "num_steps": 1, "global_batch": 1, "micro_batch": 1, "log_every": 1, "num_workers": 0, "num_threads": 1,
@@ -68,6 +69,7 @@ def check_rules(config: DictConfig) -> None:
     _check_backbone(config)
     _check_adapter(config)
     _check_evaluations(config)
+    check_heldout(config)
 
 
 def batches_per_step(config: DictConfig, num_processes: int) -> int:
