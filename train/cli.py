@@ -162,6 +162,7 @@ def evaluate(
     from physedit.train import evaluate as evaluation
     from physedit.train import launching
     from physedit.train.saved_adapter import find_adapter, overrides_of, run_of
+    from physedit.train.typed_commands import check_typed_commands
 
     adapter = find_adapter(checkpoint)
     run = run_of(adapter)
@@ -170,6 +171,8 @@ def evaluate(
             raise ConfigError(f"{checkpoint} is not a checkpoint of a run. Say where to write with --out FOLDER.")
         out = run / "evaluations" / adapter.resolve().parent.parent.name
     config = compose_config([*overrides_of(run), *(overrides or [])], config_dir=config_dir)
+    if run is not None:
+        check_typed_commands(config, overrides or [])
     launching.check_starts_here(config, "eval")
     step = evaluation.step_of(adapter) or int(config.num_steps)
     reports = evaluation.evaluate(config, adapter, out, step)

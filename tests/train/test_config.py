@@ -27,6 +27,10 @@ def test_every_option_of_a_group_composes(group):
         overrides = [*NEEDED, f"{group}={name}"]
         if name == "pairs":
             overrides += ["data.path=x", "data.source=a", "data.target=b", "data.instruction=c"]
+        if name == "command":
+            overrides += ["eval.command.command=[score]"]
+        if name == "heldout_loss":
+            overrides += ["data.split=train", "data.heldout_share=0.1"]
         config = compose_config(overrides)
         assert config.run_name == "x"
 
