@@ -16,7 +16,7 @@ from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
 from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
 from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_meta_info
-from physedit.eval_hooks.picabench.measure import read_records
+from physedit.eval_hooks.picabench.measure import read_records, reading_of
 
 COLUMNS = ("source", "base", "tuned", "target")
 _BASE_FOLDER = "base"
@@ -76,13 +76,22 @@ def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ..
     base_folder = report.folder.parent / _BASE_FOLDER
     base = {record.index: record for record in read_records(base_folder)}
     tuned = {record.index: record for record in read_records(report.folder)}
-    items = {item.index: item for item in read_meta_info(report.folder)}
+    items = {item.index: item for item in read_meta_info(report.folder, reading_of(report.folder))}
     stories = {index: _story(base[index], record) for index, record in tuned.items() if index in base}
     laws = dict.fromkeys(items[index].law for index in stories)
     return tuple(
         _panel_item(report.folder, base_folder, items[index], stories[index], base[index], tuned[index])
         for law in laws
         for index in _choose([i for i in stories if items[i].law == law], stories, per_law)
+    )
+
+
+def asked_of(item: EditedItem, base: ItemRecord, tuned: ItemRecord) -> tuple[Asked, ...]:
+    """Returns an item's questions in order, each with both answers."""
+    before, after = ({answer.number: answer for answer in record.answers} for record in (base, tuned))
+    return tuple(
+        Asked(question.text, question.answer, before.get(number), after.get(number))
+        for number, question in enumerate(item.questions)
     )
 
 
@@ -197,15 +206,11 @@ def _panel_item(
         "tuned": tuned_folder / item.output_path,
         "target": base_folder / TARGETS / picture_name(item.index),
     }
-    before, after = ({answer.number: answer for answer in r.answers} for r in (base, tuned))
     return PanelItem(
         index=item.index,
         law=item.law,
         instruction=item.instruction,
         story=story,
         pictures={name: read_rgb(path) for name, path in paths.items() if name != "target" or path.exists()},
-        asked=tuple(
-            Asked(question.text, question.answer, before.get(number), after.get(number))
-            for number, question in enumerate(item.questions)
-        ),
+        asked=asked_of(item, base, tuned),
     )

@@ -1,27 +1,25 @@
 """The report a person reads: one HTML file that needs nothing else, and the table the command line prints."""
 
-import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
-from PIL import Image
-from torch import Tensor
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from physedit.data_loaders.geometry import as_image
+from physedit.eval_hooks.bars import BAR_HEIGHT, BARS_LEFT, BARS_RIGHT, BARS_WIDTH, BarChart, BarValue, draw_bars
 from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_curve
+from physedit.eval_hooks.evidence import Evidence, PaperRow, evidence_of
 from physedit.eval_hooks.files import write_bytes
+from physedit.eval_hooks.gallery import Gallery, build_gallery
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 from physedit.eval_hooks.metrics.metric import Answer
 from physedit.eval_hooks.panel import COLUMNS, PanelItem, choose_panel, has_pictures
 from physedit.eval_hooks.picabench.names import NAME_OF, law_name
+from physedit.eval_hooks.picabench.published import Aggregation
+from physedit.eval_hooks.thumbnails import data_uri, display_side
 
 _TEMPLATE = "report.html.jinja"
-_PIXEL_ART_BELOW_PX = 96
-_LARGEST_PICTURE_PX = 320
 _ABSENT = "n/a"
 _TITLES = {
     "acc": "Accuracy, per question",
@@ -131,13 +129,22 @@ def write_html_report(
     """
     if not reports:
         raise ValueError(f"{run_folder}: there is no report to write about. Evaluate at least one checkpoint first.")
-    template = resources.files("physedit.eval_hooks").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_template),
+    )
     hooks = dict.fromkeys(report.hook for report in reports)
-    html = environment.from_string(template).render(
+    html = environment.get_template(_TEMPLATE).render(
         title=title,
         facts=facts or {},
-        sections=[_section([r for r in reports if r.hook == hook], per_law) for hook in hooks],
+        sections=[_section([r for r in reports if r.hook == hook], run_folder, per_law) for hook in hooks],
+        bars_width=BARS_WIDTH,
+        bars_left=BARS_LEFT,
+        bars_right=BARS_RIGHT,
+        bar_height=BAR_HEIGHT,
         width=WIDTH,
         height=HEIGHT,
         left=LEFT,
@@ -150,8 +157,8 @@ def write_html_report(
         sign_of=_sign_of,
         worth_of=_worth_of,
         mark_of=_mark_of,
-        picture_of=_data_uri,
-        side_of=_display_side,
+        picture_of=data_uri,
+        side_of=display_side,
     )
     path = run_folder / "report.html"
     write_bytes(path, html.encode())
@@ -169,11 +176,22 @@ class _Section:
     groups: list[TableRow]
     curves: list[Curve]
     panel: tuple[PanelItem, ...]
+    bars: BarChart | None
+    evidence: Evidence
+    paper_laws: list[str]
+    paper: list[PaperRow]
+    gallery: Gallery | None
 
 
-def _section(reports: Sequence[EvalReport], per_law: int) -> _Section:
+def _template(name: str) -> str:
+    return resources.files("physedit.eval_hooks").joinpath(name).read_text(encoding="utf-8")
+
+
+def _section(reports: Sequence[EvalReport], run_folder: Path, per_law: int) -> _Section:
     ordered = sorted(reports, key=lambda report: report.step)
     last = ordered[-1]
+    evidence = evidence_of(last)
+    laws = [row.label for row in law_table(last)[1:]]
     return _Section(
         hook=last.hook,
         last=last,
@@ -182,7 +200,43 @@ def _section(reports: Sequence[EvalReport], per_law: int) -> _Section:
         groups=group_table(last),
         curves=[curve for row in overall_table(last) if (curve := _curve(row, ordered)) is not None],
         panel=choose_panel(last, per_law=per_law) if has_pictures(last) else (),
+        bars=_bars(last, evidence),
+        evidence=evidence,
+        paper_laws=laws,
+        paper=evidence.paper_rows(laws),
+        gallery=build_gallery(last, run_folder) if has_pictures(last) else None,
     )
+
+
+def _bars(report: EvalReport, evidence: Evidence) -> BarChart | None:
+    """Returns the headline accuracy over all laws and by law beside the paper's, None if the headline is none."""
+    headline = headline_key(report)
+    if "acc" not in _words_of_metric(headline):
+        return None
+    overall, *laws = law_table(report)
+    per_question = f"{overall.label}, per question" if headline == f"{report.hook}/acc" else overall.label
+    groups = [(per_question, [*_bars_of(overall), *evidence.bars_overall(Aggregation.PER_QUESTION)])]
+    per_item = f"{report.hook}/acc_item"
+    if per_item in report.metrics:
+        row = _row(report, per_item, f"{overall.label}, per item")
+        groups.append((row.label, [*_bars_of(row), *evidence.bars_overall(Aggregation.PER_ITEM)]))
+    groups += [(row.label, [*_bars_of(row), *evidence.bars_of_law(row.label)]) for row in laws]
+    return draw_bars(groups)
+
+
+def _bars_of(row: TableRow) -> list[BarValue]:
+    """Returns the unchanged input's bar, the base's, and the checkpoint's with the interval of its change."""
+    bars, change = [], row.change
+    if row.input_copy is not None and row.input_copy.value is not None:
+        bars.append(BarValue("copy", "unchanged input", row.input_copy.value))
+    if change.base is not None:
+        bars.append(BarValue("base", "base", change.base))
+    if change.tuned is not None:
+        reach = None
+        if change.ci95 is not None and change.base is not None:
+            reach = (change.base + change.ci95[0], change.base + change.ci95[1])
+        bars.append(BarValue("tuned", "tuned", change.tuned, reach))
+    return bars
 
 
 def _curve(row: TableRow, reports: Sequence[EvalReport]) -> Curve | None:
@@ -232,20 +286,3 @@ def _mark_of(answer: Answer | None) -> tuple[str, str]:
     if answer.correct is None:
         return "open", f"? {answer.verdict}"
     return ("right", f"✓ {answer.verdict}") if answer.correct else ("wrong", f"✗ {answer.verdict}")
-
-
-def _data_uri(picture: Tensor) -> str:
-    image = as_image(picture)
-    image.thumbnail((_LARGEST_PICTURE_PX, _LARGEST_PICTURE_PX), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _display_side(picture: Tensor) -> tuple[int, bool]:
-    """Returns the display width in CSS pixels, and whether single pixels are to be seen."""
-    side = int(picture.shape[-1])
-    longest = max(picture.shape[-2:])
-    if longest <= _PIXEL_ART_BELOW_PX:
-        return 4 * side, True
-    return min(side, _LARGEST_PICTURE_PX), False

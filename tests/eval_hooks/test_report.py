@@ -69,10 +69,12 @@ def test_the_page_needs_nothing_else_and_is_well_formed(reports: list[EvalReport
     page.feed(html)
     assert page.open == []
     assert path == tmp_path / "run/report.html"
-    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
+    links = [reference for reference in page.references if not reference.startswith("data:image/png;base64,")]
+    assert len(links) == 12 * 3
+    assert all((tmp_path / "run" / link).is_file() for link in links)
     assert not re.search(r"@import|url\(|http", html)
-    assert page.count["img"] == 3 * 3 * 4  # laws, items of each, pictures of each
-    assert page.count["svg"] == 4  # acc, acc_item, psnr, psnr_512
+    assert page.count["img"] == 3 * 3 * 4 + 12 * 3  # laws, items of each, pictures of each; then those of all items
+    assert page.count["svg"] == 4 + 1  # acc, acc_item, psnr, psnr_512; the laws
     assert "A &amp; B" in html
     assert "Judge: A rule &lt;not a model&gt; answers." in html
     assert "✓ yes" in html
