@@ -43,7 +43,7 @@ def notes_of(folder: Path, out: Path | None = None) -> tuple[str, ...]:
     )
     is_official = reading is Reading.OFFICIAL
     rules = MeasuringRules(str(rows[0]["rules"]))
-    notes = [] if rules is MeasuringRules.PLAIN else [_frames(rules)]
+    notes = [] if rules is MeasuringRules.PLAIN else [_frames(rules), *_shifted_notes(seen)]
     if is_official:
         notes += [*_judged_notes(seen), *_counted_notes(seen)]
     return tuple(notes + _psnr_notes(seen, is_official=is_official))
@@ -80,7 +80,6 @@ def _judged_notes(seen: _Seen) -> list[str]:
     boxes = [(size, question.box) for item in present if (size := sizes[item.index]) for question in item.questions]
     whole = sum(falls_back(*size, box) for size, box in boxes)
     corners = sum(box == _NO_BOX for _, box in boxes)
-    shifted = sum(_is_shifted(sizes[item.index], seen.size_of(item, "input_size")) for item in present)
     num_questions = sum(len(item.questions) for item in unreadable)
     return _told(
         (
@@ -98,12 +97,17 @@ def _judged_notes(seen: _Seen) -> list[str]:
             f"{corners} questions have no box: the judge was shown the picture's upper left corner, 20 by 20 pixels of "
             "the frame, enlarged.",
         ),
-        (
-            shifted,
-            f"{shifted} outputs have other proportions than their input: only the long side is brought to "
-            f"{LONG_SIDE_PX} pixels, so their boxes show other places than were meant.",
-        ),
     )
+
+
+def _shifted_notes(seen: _Seen) -> list[str]:
+    sizes = [(seen.size_of(item, "judged_size"), seen.size_of(item, "input_size")) for item in seen.items]
+    shifted = sum(_is_shifted(output, source) for output, source in sizes)
+    told = (
+        f"{shifted} outputs have other proportions than their input: only the long side is brought to {LONG_SIDE_PX} "
+        "pixels, so their boxes show other places than were meant."
+    )
+    return [told] if shifted else []
 
 
 def _counted_notes(seen: _Seen) -> list[str]:
