@@ -6,6 +6,8 @@ import logging
 from tests.support.judge_server import Reply, failing, judge_server
 from tests.support.runs import adapter_bytes, metrics_of
 
+from physedit.eval_hooks.judges import question_queue
+
 HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval_steps=[4]")
 
 
@@ -18,6 +20,7 @@ def judged_by(server, *settings: str) -> tuple[str, ...]:
 def test_e04_training_goes_on_past_a_judge_that_always_refuses(run_smoke, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-SECRET")
     plain = run_smoke(name="plain")
+    monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
     with judge_server(always=failing(400, "At most 0 image(s)")) as server:
         folder = run_smoke(*judged_by(server), name="refused")
     assert adapter_bytes(folder, 8) == adapter_bytes(plain, 8)

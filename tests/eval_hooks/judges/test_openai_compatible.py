@@ -12,6 +12,7 @@ from PIL import Image
 from tests.support.judge_server import FORMS, NO, YES, JudgeServer, Reply, failing, judge_server
 
 from physedit.data_loaders.sample import Box
+from physedit.eval_hooks.judges import question_queue
 from physedit.eval_hooks.judges.judge import (
     JudgeQuestion,
     JudgeRefusesAll,
@@ -163,7 +164,8 @@ def test_a_call_that_fails_among_others_is_an_error_and_officially_wrong(code: i
     assert OfficialProtocol().is_correct(verdicts[1], "No") is False
 
 
-def test_e04_a_server_that_refuses_everything_is_asked_once_by_all_threads() -> None:
+def test_e04_a_server_that_refuses_everything_is_asked_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
     with judge_server(always=failing(400, "At most 0 image(s) may be provided")) as server:
         judge = judge_of(server, concurrency=20)
 

@@ -15,6 +15,7 @@ import pytest
 from tests.support.judge_server import NO, YES, Asked, JudgeServer, Reply, busy, failing, judge_server
 from tests.support.stand_ins import PaintingEditor, context_for, png, read_items
 
+from physedit.eval_hooks.judges import question_queue
 from physedit.eval_hooks.judges.judge import JudgeRefusesAll
 from physedit.eval_hooks.judges.openai_compatible import OpenAICompatibleJudge
 from physedit.eval_hooks.metrics.accuracy import Accuracy
@@ -154,9 +155,10 @@ def test_e03_a_process_killed_half_way_asks_no_scored_question_again(tmp_path: P
 
 
 def test_e04_a_judge_that_always_refuses_is_asked_once_and_the_evaluation_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path, 10, questions_each=2)
+    monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
     with judge_server(always=failing(400, "At most 0 image(s) may be provided in one request.")) as server:
         with pytest.raises(JudgeRefusesAll, match=r"HTTP 400: At most 0 image\(s\)"):
             judge_folder(folder, judge_of(server, concurrency=10))
