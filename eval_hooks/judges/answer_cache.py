@@ -71,7 +71,9 @@ class AnswerCache:
         self._is_broken = False
 
     def find(self, asked: Asked) -> StoredReply | None:
-        """Returns the stored reply, or None."""
+        """Returns the stored reply, or None; writes nothing, not even a file that is not there yet."""
+        if self._connection is None and not (self._folder / CACHE_FILE).exists():
+            return None
         query = "SELECT text, refusal, model, num_input_tokens, num_output_tokens FROM answers WHERE key = ?"
         rows = self._run(query, (asked.key,))
         return StoredReply(*rows[0]) if rows else None

@@ -111,6 +111,24 @@ def asked_anew(judge: Judge) -> Judge:
     return judge.without_memory() if isinstance(judge, RemembersAnswers) else judge
 
 
+@runtime_checkable
+class RemoteJudge(Protocol):
+    """A judge that is asked over the network, which costs."""
+
+    def stored(self, image: Tensor | None, question: JudgeQuestion) -> Verdict | None:
+        """The verdict on a question that was answered before, None if it would have to be sent; sends nothing.
+
+        Args:
+            image: as in ``Judge.answer``.
+            question: as in ``Judge.answer``.
+        """
+        ...
+
+    def price_usd(self, num_input_tokens: float, num_output_tokens: float) -> float | None:
+        """What tokens cost, None where that is not known."""
+        ...
+
+
 class JudgeUnavailable(RuntimeError):
     """The judge cannot be reached; no more questions can be answered now. The evaluation can be finished later."""
 

@@ -172,14 +172,12 @@ class OpenAICompatibleJudge:
             JudgeRefusesAll: it refuses every question alike.
         """
         since = self._queue.arrive()
-        with self._preparing:
-            content = self._protocol.shown(image, question.box)
-        if content is None:
+        asked = self._prepared(image, question)
+        if asked is None:
             return unsent(image, question.box)
-        asked = Asked(self.judge_id, self._protocol.prompt(question.text), content)
-        stored = None if self._cache is None else self._cache.find(asked)
+        stored = self._remembered(asked)
         if stored is not None:
-            return verdict_of(_as_reply(stored), self._protocol)
+            return stored
         reply = self._ask(asked, since)
         if isinstance(reply, Verdict):
             return reply
@@ -188,11 +186,34 @@ class OpenAICompatibleJudge:
             self._cache.store(asked, _as_stored(reply))
         return verdict
 
+    def stored(self, image: Tensor | None, question: JudgeQuestion) -> Verdict | None:
+        """The verdict on a question that was answered before, None if it would have to be sent; sends nothing."""
+        asked = self._prepared(image, question)
+        return unsent(image, question.box) if asked is None else self._remembered(asked)
+
+    def price_usd(self, num_input_tokens: float, num_output_tokens: float) -> float | None:
+        """What tokens cost by the two prices, None where one is not set."""
+        settings = self._client.settings
+        if settings.usd_per_million_input is None or settings.usd_per_million_output is None:
+            return None
+        spent = num_input_tokens * settings.usd_per_million_input
+        return (spent + num_output_tokens * settings.usd_per_million_output) / 1e6
+
     def without_memory(self) -> OpenAICompatibleJudge:
         """Returns this judge without its cache of replies; usage and budget are shared."""
         other = copy.copy(self)
         other._cache = None
         return other
+
+    def _prepared(self, image: Tensor | None, question: JudgeQuestion) -> Asked | None:
+        """Returns what would be sent; None if the protocol sends nothing about such a picture."""
+        with self._preparing:
+            content = self._protocol.shown(image, question.box)
+        return None if content is None else Asked(self.judge_id, self._protocol.prompt(question.text), content)
+
+    def _remembered(self, asked: Asked) -> Verdict | None:
+        stored = None if self._cache is None else self._cache.find(asked)
+        return None if stored is None else verdict_of(_as_reply(stored), self._protocol)
 
     def _ask(self, asked: Asked, since: Arrival) -> VisionReply | Verdict:
         """Returns the server's reply, or the verdict that stands for a call that failed."""

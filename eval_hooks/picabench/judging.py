@@ -109,7 +109,7 @@ def judge_folder(
     asking: list[Asking] = []
 
     def ask() -> None:
-        asking.append(Asking(judge, _known(sources, judge), settings.time_budget_s))
+        asking.append(Asking(judge, known_answers(sources, judge), settings.time_budget_s))
         questions = asking[0].open_questions(ranks.share(portraits_of(folder, judge)))
         report = with_time_left(progress, len(questions), "judging")
         with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
@@ -122,7 +122,7 @@ def judge_folder(
             write_json(out / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 
     ranks.together(out, ask)
-    ranks.first_alone(out, lambda: _merge(_rows(folder, judge, _known(sources, judge), kind_of), out))
+    ranks.first_alone(out, lambda: _merge(_rows(folder, judge, known_answers(sources, judge), kind_of), out))
     _refuse_unanswered(out, settings.max_unanswered_share)
     outcome = _outcome(out)
     if outcome.stopped is not None:
@@ -201,7 +201,7 @@ def _is_correct(verdict: Verdict, question: Question, judge: Judge) -> bool | No
     return question.fault is None and judge.protocol.is_correct(verdict, question.answer)
 
 
-def _known(folders: Sequence[Path], judge: Judge) -> dict[str, Verdict]:
+def known_answers(folders: Sequence[Path], judge: Judge) -> dict[str, Verdict]:
     """Returns every verdict on file. A final one stands before any other; else the last one that was scored counts."""
     verdicts: dict[str, Verdict] = {}
     for folder in folders:
