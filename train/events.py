@@ -12,21 +12,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from physedit.eval_hooks.files import write_json
-from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, weights_digest
-from physedit.eval_hooks.panel import has_pictures, write_sheet
-from physedit.eval_hooks.report import write_html_report
+from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, LateHook, weights_digest
 from physedit.models.adapter_file import ADAPTER_FILE
 from physedit.models.backbone import Backbone
 from physedit.models.lora import without_adapter
 from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
-from physedit.train.failures import EvalFailure, write_failures
+from physedit.train.failures import EvalFailure
+from physedit.train.late import LateReports
 from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
+from physedit.train.results import pending_steps, record_report, write_results
 from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
 from physedit.train.state import Progress
-from physedit.train.summary import BestRule, best_steps, scalars, summarize
+from physedit.train.summary import BestRule, best_steps
 from physedit.train.tracker import MetricsFile, Tracker
 from physedit.train.upload import Uploads
 
@@ -66,6 +65,8 @@ class RunEvents:
     """On rank 0."""
     uploads: Uploads | None
     """On rank 0, if checkpoints are to be copied."""
+    late: LateReports
+    """What is judged beside training; rank 0 alone hands over to it."""
     reports: list[EvalReport] = field(default_factory=list)
     failures: list[EvalFailure] = field(default_factory=list)
 
@@ -129,19 +130,48 @@ class RunEvents:
         """
         for hook in self.due(step):
             report, errors = self._attempt(hook, step)
-            self.failures = [each for each in self.failures if (each.hook, each.step) != (hook.name, step)]
-            if report is None:
-                self._record_failure(hook, step, errors)
-                continue
-            self.reports = [r for r in self.reports if (r.hook, r.step) != (hook.name, step)] + [report]
-            if self.accelerator.is_main_process:
-                self.metrics_file.append(step, scalars(report))
-                self.tracker.log(step, {k: v for k, v in scalars(report).items() if v is not None})
-                if has_pictures(report):
-                    sheet = write_sheet(report.folder / "sheet.png", report)
-                    self.tracker.log_images(step, f"{report.hook}/sheet", [sheet])
-                self.write_results()
+            if errors:
+                self._record_failure(hook.name, step, errors)
+            elif report is not None:
+                self._record(report)
+            elif isinstance(hook, LateHook) and self.accelerator.is_main_process:
+                self.late.submit(hook, step)
+        self.collect()
         self.processes.wait()
+
+    def go_on(self, step: int) -> None:
+        """Takes up, at the start of a run that goes on at ``step``, what an earlier start left unjudged or unlogged.
+
+        Rank 0 calls it. What a hook evaluates at ``step`` itself comes with ``evaluate``.
+        """
+        at_once = {hook.name for hook in self.due(step)}
+        for report in self.reports:
+            if report.step < step or report.hook not in at_once:
+                record_report(report, self.metrics_file, lambda: self.tracker)
+        for hook in self.hooks:
+            if isinstance(hook, LateHook) and hook.is_background:
+                for earlier in hook.pending(self.folder, step):
+                    self.late.submit(hook, earlier)
+
+    def collect(self) -> None:
+        """Records what has been judged beside training since the last call; does not wait.
+
+        Raises:
+            Exception: what a hook raised there, on rank 0, if failures are to stop the run.
+        """
+        for arrival in self.late.arrived():
+            if arrival.report is not None:
+                self._record(arrival.report)
+            elif arrival.error is not None:
+                self._record_failure(arrival.hook, arrival.step, [arrival.error])
+
+    def finish(self) -> None:
+        """Waits, after the last step, for what is still judged; all ranks return when it is recorded.
+
+        Raises:
+            Stopped: it was asked to; the rest can be judged later.
+        """
+        self.processes.together(self._await_late)
 
     def log(self, step: int, metrics: dict[str, float], num_samples: int, seconds: float) -> None:
         """Adds a line to metrics.jsonl and to the tracker."""
@@ -154,19 +184,21 @@ class RunEvents:
         self.bar.numbers(step, metrics["train/loss"], samples_per_s)
 
     def advance(self, step: int) -> None:
-        """Moves the bar."""
+        """Moves the bar, and records what was judged meanwhile."""
         self.bar.advance(step)
+        self.collect()
 
     def write_results(self) -> Mapping[str, Any]:
         """Writes summary.json and report.html from all reports so far; returns the summary."""
-        summary = summarize(self.policy.run_name, self.reports, self.policy.best, self.failures)
-        write_json(self.folder / "summary.json", summary)
-        write_failures(self.folder, self.failures)
-        failed = {"failed": ", ".join(each.title for each in self.failures)} if self.failures else {}
-        if self.reports:
-            facts = {**self.policy.facts, **failed}
-            write_html_report(self.folder, self.reports, title=self.policy.run_name, facts=facts)
-        return summary
+        return write_results(
+            self.folder,
+            self.policy.run_name,
+            self.reports,
+            rule=self.policy.best,
+            failures=self.failures,
+            pending=pending_steps(self.hooks, self.folder, self.policy.num_steps),
+            facts=self.policy.facts,
+        )
 
     def due(self, step: int) -> list[EvalHook]:
         """Returns the hooks that evaluate ``step``."""
@@ -180,14 +212,46 @@ class RunEvents:
             self.uploads.add(path)
         protected = {*best_steps(self.reports, self.policy.best)[: self.policy.keep_best]}
         protected.add(max((r.step for r in self.reports), default=0))
+        for steps in pending_steps(self.hooks, self.folder, snapshot.progress.step).values():
+            protected |= {*steps}  # which of them is the best is not known yet
         if self.uploads is not None:
             protected |= {int(name.rpartition("_")[2]) for name in self.uploads.waiting()}
         self.store.prune(self.policy.keep, protected)
 
-    def _record_failure(self, hook: EvalHook, step: int, errors: Sequence[Exception]) -> None:
+    def _record(self, report: EvalReport) -> None:
+        self._forget_failure(report.hook, report.step)
+        others = [r for r in self.reports if (r.hook, r.step) != (report.hook, report.step)]
+        self.reports = [*others, report]
+        if self.accelerator.is_main_process:
+            record_report(report, self.metrics_file, lambda: self.tracker)
+            if not report.is_whole:
+                logger.warning(
+                    "%s at step %d: %d of %d questions are scored; training goes on, and its numbers are logged when "
+                    "the rest is: physedit judge %s",
+                    report.hook, report.step, report.num_questions - report.num_unscored, report.num_questions,
+                    self.folder,
+                )  # fmt: skip
+            self.write_results()
+
+    def _forget_failure(self, hook: str, step: int) -> None:
+        self.failures = [each for each in self.failures if (each.hook, each.step) != (hook, step)]
+
+    def _await_late(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        if self.late.num_open:
+            logger.info("All steps are done; %d evaluations are still being judged.", self.late.num_open)
+        while self.late.num_open:
+            self.late.wait(self._is_stopped)
+            self.collect()
+            if self.late.num_open and self.stop:
+                raise Stopped(f"Stopped before all was judged; physedit judge {self.folder} does the rest.")
+
+    def _record_failure(self, hook: str, step: int, errors: Sequence[Exception]) -> None:
         if self.policy.stops_at_eval_failure:
             raise errors[0]
-        failure = EvalFailure(hook.name, step, f"{type(errors[-1]).__name__}: {errors[-1]}")
+        self._forget_failure(hook, step)
+        failure = EvalFailure(hook, step, f"{type(errors[-1]).__name__}: {errors[-1]}")
         self.failures.append(failure)
         if self.accelerator.is_main_process:
             logger.error(
@@ -203,12 +267,15 @@ class RunEvents:
         return Snapshot(progress, shipped, live, self.trainer.engine.optimizer_tensors())
 
     def _attempt(self, hook: EvalHook, step: int) -> tuple[EvalReport | None, list[Exception]]:
-        """Runs ``hook`` on the adapter that is shipped; what takes all ranks but may not fail is around the attempt."""
+        """Runs ``hook`` on the adapter that is shipped, or has it make its pictures: then there is no report yet.
+
+        What takes all ranks but may not fail is around the attempt.
+        """
         engine, average, denoiser = self.trainer.engine, self.trainer.average, self.backbone.denoiser
         adapter_id = weights_digest(engine.adapter() if average is None else average.values)
         passes = denoiser if engine.passes_take_all_ranks else None
         with nullcontext() if average is None else engine.swapped(average.values):
-            return self.processes.attempt(lambda: hook.run(self._context(step, adapter_id)), passes)
+            return self.processes.attempt(lambda: _evaluated(hook, self._context(step, adapter_id)), passes)
 
     def _context(self, step: int, adapter_id: str) -> EvalContext:
         denoiser = self.backbone.denoiser
@@ -230,12 +297,23 @@ class RunEvents:
 
     def _hook_progress(self, done: int, total: int, label: str) -> None:
         self.bar.hook(done, total, label)
+        if self._is_stopped():
+            raise Stopped(
+                "Stopped during an evaluation; what it has so far is kept, and so is the checkpoint it is of."
+            )
+
+    def _is_stopped(self) -> bool:
+        """Tells whether this rank is asked to stop; a wish to save is kept for the next step."""
         asked = Request.NONE if self.files is None else self.files.asked()
         if asked is Request.SAVE:
             self.stop.save_is_asked = True
         if asked is Request.STOP:
             self.stop.signal_number = signal.SIGTERM
-        if self.stop:
-            raise Stopped(
-                "Stopped during an evaluation; what it has so far is kept, and so is the checkpoint it is of."
-            )
+        return bool(self.stop)
+
+
+def _evaluated(hook: EvalHook, context: EvalContext) -> EvalReport | None:
+    if isinstance(hook, LateHook) and hook.is_background:
+        hook.generate(context)
+        return None
+    return hook.run(context)

@@ -31,7 +31,7 @@ class ProgressBar:
             else None
         )  # fmt: skip
         self._training: TaskID | None = None
-        self._hook: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
         self._start_step = start_step
 
     def __enter__(self) -> "ProgressBar":
@@ -63,14 +63,58 @@ class ProgressBar:
 
     def hook(self, done: int, total: int, label: str) -> None:
         """Shows how far a hook is; the bar disappears when it is done."""
+        self._show("hook", done, total, label)
+
+    def late(self, done: int, total: int, label: str) -> None:
+        """Shows how far a hook is that judges beside training; another thread may call it."""
+        self._show("late", done, total, f"{label}, beside training")
+
+    def _show(self, place: str, done: int, total: int, label: str) -> None:
         if self._bar is None:
             return
-        if self._hook is None:
-            self._hook = self._bar.add_task(label, total=total, text="")
-        self._bar.update(self._hook, completed=done, total=total, description=label)
+        if place not in self._tasks:
+            self._tasks[place] = self._bar.add_task(label, total=total, text="")
+        self._bar.update(self._tasks[place], completed=done, total=total, description=label)
         if done >= total:
-            self._bar.remove_task(self._hook)
-            self._hook = None
+            self._bar.remove_task(self._tasks.pop(place))
+
+
+class JudgingBar:
+    """How far judging is; the label tells the time left: a bar on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._said = 0
+        console = Console(stderr=True)
+        self._bar = (
+            Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                console=console,
+            )
+            if console.is_terminal
+            else None
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "JudgingBar":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, done: int, total: int, label: str) -> None:
+        """Shows how many questions are answered; ``label`` tells the time left."""
+        if self._bar is not None:
+            if self._task is None:
+                self._task = self._bar.add_task(label, total=total)
+            self._bar.update(self._task, completed=done, total=total, description=label)
+        elif done == total or done < self._said or done - self._said >= max(1, total // LINES_OFF_TERMINAL):
+            self._said = 0 if done == total else done
+            logger.info("%d of %d questions: %s", done, total, label)
 
 
 class RowsBar:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -33,6 +32,7 @@ from physedit.train.encode import encoded_rows
 from physedit.train.events import Policy, RunEvents
 from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
+from physedit.train.late import LateReports
 from physedit.train.loop import Trainer, fit
 from physedit.train.order import (
     accepted_rows,
@@ -46,6 +46,7 @@ from physedit.train.order import (
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
+from physedit.train.results import facts_of, newest_numbers
 from physedit.train.rules import batches_per_step
 from physedit.train.run_folder import base_cache_of, claim_run_folder, run_folder_of
 from physedit.train.signals import RequestFiles, StopFlag, Stopped
@@ -230,7 +231,7 @@ def _run(
             keep_best=int(config.checkpoint.keep_best),
             best=best_rule(config),
             stops_at_eval_failure=config.eval_failures == "stop",
-            facts=_facts(config),
+            facts=facts_of(config),
         ),
         trainer=trainer,
         folder=folder,
@@ -243,37 +244,29 @@ def _run(
         stop=stop,
         files=RequestFiles(folder) if is_main else None,
         uploads=Uploads(str(target)) if is_main and (target := config.checkpoint.upload_to) is not None else None,
+        late=LateReports(folder, base_cache_of(config), bar.late),
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
         failures=read_failures(folder, start.step),
     )
     if is_main:
         events.metrics_file.rewind(start.step, [hook.name for hook in events.due(start.step)])
+        events.go_on(start.step)
     exit_code = 1
     try:
         with bar:
             fit(trainer, events, start)
+            events.finish()
         exit_code = 0
     except Stopped:
         exit_code = 0  # a stopped run has not failed: it goes on
         raise
     finally:
+        events.late.close()
         summary = dict(events.write_results()) if is_main and exit_code == 0 else {}
-        tracker.finish(_tracker_summary(summary), exit_code)
+        tracker.finish(newest_numbers(summary), exit_code)
         if events.uploads is not None:
             events.uploads.finish()
     return events.reports
-
-
-def _facts(config: DictConfig) -> dict[str, str]:
-    """Returns what a reader of the report wants to know of the run first."""
-    optimizer = config.optimizer
-    return {
-        "base": str(config.backbone.weights),
-        "data": str(config.data.get("path") or config.data["_target_"]),
-        "adapter": f"LoRA rank {config.adapter.rank}, {config.adapter.preset or 'own targets'}",
-        "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
-        "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
-    }
 
 
 def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:
@@ -287,10 +280,3 @@ def _check_same_config(accelerator: Accelerator, config: DictConfig) -> None:
             f"Rank {accelerator.process_index} was started with another config than rank 0. "
             f"Start all ranks with the same overrides."
         )
-
-
-def _tracker_summary(summary: dict[str, Any]) -> dict[str, float]:
-    newest = summary.get("newest")
-    if not newest:
-        return {}
-    return {key: value["tuned"] for key, value in newest["metrics"].items() if value["tuned"] is not None}

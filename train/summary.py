@@ -38,9 +38,15 @@ def best_rule(config: DictConfig) -> BestRule:
 
 
 def summarize(
-    run_name: str, reports: Sequence[EvalReport], rule: BestRule, failures: Sequence[EvalFailure] = ()
+    run_name: str,
+    reports: Sequence[EvalReport],
+    rule: BestRule,
+    failures: Sequence[EvalFailure] = (),
+    pending: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """Returns the content of ``summary.json`` from all reports of a run.
+
+    ``pending`` has the steps, by hook, whose pictures are made, but not all judged.
 
     ``newest`` and ``best`` are null before the first checkpoint was evaluated, and ``best`` where all are below the
     rule's floor.
@@ -55,11 +61,16 @@ def summarize(
         "best_psnr_floor_db": rule.psnr_floor_db,
         "notes": sorted({note for report in reports for note in report.notes}),
         "failed_evaluations": [asdict(failure) for failure in failures],
+        "unjudged_evaluations": [
+            _unjudged(hook, step, reports) for hook, steps in (pending or {}).items() for step in steps
+        ],
     }
 
 
 def best_steps(reports: Sequence[EvalReport], rule: BestRule) -> list[int]:
     """Returns the evaluated steps, the best first; before a step has the rule's metric, the newest.
+
+    A step whose judge has left questions open has no value of the metric yet.
 
     Raises:
         ConfigError: the hook of the rule's metric does not measure it, or no PSNR though there is a floor.
@@ -79,12 +90,13 @@ def best_steps(reports: Sequence[EvalReport], rule: BestRule) -> list[int]:
 
 
 def _tuned(reports: Sequence[EvalReport], metric: str, setting: str) -> dict[int, float]:
-    """Returns the tuned values of ``metric`` by step, without those that have none."""
+    """Returns the tuned values of ``metric`` by step, without those that have none, or not the last one."""
     own = [report for report in reports if report.hook == metric.split("/")[0]]
     if own and not any(metric in report.metrics for report in own):
         measured = sorted({key for report in reports for key in report.metrics})
         raise ConfigError(f"{setting}: {metric} is not measured.{suggestion(metric, measured)}")
-    values = {report.step: report.metrics[metric].tuned for report in own if metric in report.metrics}
+    whole = [report for report in own if report.is_whole and metric in report.metrics]
+    values = {report.step: report.metrics[metric].tuned for report in whole}
     return {step: value for step, value in values.items() if value is not None and step > 0}
 
 
@@ -95,6 +107,18 @@ def scalars(report: EvalReport) -> dict[str, float | None]:
         flat[key] = metric.tuned
         flat[f"{key}/change"] = metric.change
     return flat
+
+
+def _unjudged(hook: str, step: int, reports: Sequence[EvalReport]) -> dict[str, object]:
+    """Returns which evaluation lacks answers, and how many it has; null where none was asked for."""
+    found = next((report for report in reports if (report.hook, report.step) == (hook, step)), None)
+    num_scored = None if found is None else found.num_questions - found.num_unscored
+    return {
+        "hook": hook,
+        "step": step,
+        "scored": num_scored,
+        "questions": None if found is None else found.num_questions,
+    }
 
 
 def _entry(reports: Sequence[EvalReport], step: int) -> dict[str, Any]:

@@ -156,7 +156,26 @@ class MetricsFile:
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({"step": step, **metrics}))
 
+    def put(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> bool:
+        """Adds an evaluation's line, in place of an earlier one of that hook and step; returns False if it is there.
+
+        Raises:
+            ValueError: as ``append``.
+        """
+        lines = read_json_lines(self._path) if self._path.exists() else []
+        earlier = [line for line in lines if line["step"] == step and any(_is_of(key, hook) for key in line)]
+        if earlier == [{"step": step, **metrics}]:
+            return False
+        if earlier:
+            write_json_lines(self._path, [line for line in lines if line not in earlier])
+        self.append(step, metrics)
+        return True
+
+
+def _is_of(key: str, hook: str) -> bool:
+    return key.split("/")[0] == hook
+
 
 def _is_repeated(line: Mapping[str, object], step: int, repeated: Collection[str]) -> bool:
     at = int(str(line["step"]))
-    return at > step or (at == step and any(key.split("/")[0] in repeated for key in line))
+    return at > step or (at == step and any(_is_of(key, hook) for key in line for hook in repeated))

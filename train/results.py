@@ -1,0 +1,92 @@
+"""What a run's evaluations have found so far, as its folder tells it: summary.json, report.html, metrics.jsonl."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from physedit.eval_hooks.files import write_json
+from physedit.eval_hooks.hook import EvalHook, EvalReport, LateHook
+from physedit.eval_hooks.panel import has_pictures, write_sheet
+from physedit.eval_hooks.report import write_html_report
+from physedit.train.failures import EvalFailure, write_failures
+from physedit.train.summary import BestRule, scalars, summarize
+from physedit.train.tracker import MetricsFile, Tracker
+
+
+def facts_of(config: DictConfig) -> dict[str, str]:
+    """Returns what a reader of the report wants to know of the run first."""
+    optimizer = config.optimizer
+    return {
+        "base": str(config.backbone.weights),
+        "data": str(config.data.get("path") or config.data["_target_"]),
+        "adapter": f"LoRA rank {config.adapter.rank}, {config.adapter.preset or 'own targets'}",
+        "optimizer": f"{str(optimizer['_target_']).rsplit('.', 1)[-1]}, lr {optimizer.get('lr')}",
+        "training": f"{config.num_steps} steps of {config.global_batch} samples, seed {config.seed}",
+    }
+
+
+def pending_steps(hooks: Sequence[EvalHook], run_folder: Path, last_step: int) -> dict[str, tuple[int, ...]]:
+    """Returns, by hook, the steps whose pictures are made, but not all judged."""
+    late = [hook for hook in hooks if isinstance(hook, LateHook)]
+    found = {hook.name: tuple(hook.pending(run_folder, last_step)) for hook in late}
+    return {name: steps for name, steps in found.items() if steps}
+
+
+def record_report(report: EvalReport, metrics_file: MetricsFile, tracker: Callable[[], Tracker]) -> bool:
+    """Logs a report at its own step, once; returns False if it was logged already or is not whole yet.
+
+    Args:
+        report: of any step, also of one before those logged last.
+        metrics_file: is written first: it tells what is logged.
+        tracker: gives the tracker, which is asked for only if there is something to log.
+    """
+    if not report.is_whole or not metrics_file.put(report.step, report.hook, scalars(report)):
+        return False
+    view = tracker()
+    view.log(report.step, {key: value for key, value in scalars(report).items() if value is not None})
+    if has_pictures(report):
+        sheet = write_sheet(report.folder / "sheet.png", report)
+        view.log_images(report.step, f"{report.hook}/sheet", [sheet])
+    return True
+
+
+def write_results(
+    folder: Path,
+    run_name: str,
+    reports: Sequence[EvalReport],
+    *,
+    rule: BestRule,
+    failures: Sequence[EvalFailure],
+    pending: Mapping[str, Sequence[int]],
+    facts: Mapping[str, str],
+) -> dict[str, Any]:
+    """Writes summary.json, report.html and the failures; returns the summary.
+
+    Args:
+        folder: of the run.
+        run_name: its name.
+        reports: all so far.
+        rule: which step is the best.
+        failures: evaluations that failed.
+        pending: what is still to be judged, as ``pending_steps`` gives it.
+        facts: what the report says of the run under its title.
+    """
+    summary = summarize(run_name, reports, rule, failures, pending)
+    write_json(folder / "summary.json", summary)
+    write_failures(folder, failures)
+    failed = {"failed": ", ".join(each.title for each in failures)} if failures else {}
+    told = [f"{hook} at step {step}" for hook, steps in pending.items() for step in steps]
+    unjudged = {"not judged whole yet": ", ".join(told)} if told else {}
+    if reports:
+        write_html_report(folder, reports, title=run_name, facts={**facts, **failed, **unjudged})
+    return summary
+
+
+def newest_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the newest checkpoint's tuned values, for a tracker's summary."""
+    newest = summary.get("newest")
+    if not newest:
+        return {}
+    return {key: value["tuned"] for key, value in newest["metrics"].items() if value["tuned"] is not None}
