@@ -27,8 +27,7 @@ class QuestionQueue:
 
     def __init__(self) -> None:
         self._first = threading.Lock()
-        self._counting = threading.Lock()
-        self._is_open = threading.Event()
+        self._told = threading.Condition()
         self._num_answered = 0
         self._refused: tuple[float, str] | None = None
 
@@ -45,11 +44,11 @@ class QuestionQueue:
         """
         goes_ahead = self._num_answered == 0 and self._first.acquire(blocking=False)
         try:
-            if not goes_ahead and self._num_answered == 0:
-                self._is_open.wait(_FIRST_ALONE_S)
-            refused = self._refused
-            if refused is not None and refused[0] >= arrival.at_s:
-                raise JudgeRefusesAll(refused[1])
+            if not goes_ahead:
+                with self._told:
+                    self._told.wait_for(lambda: self.has_answered() or self._refusal_since(arrival), _FIRST_ALONE_S)
+            if refusal := self._refusal_since(arrival):
+                raise JudgeRefusesAll(refusal)
             yield
         finally:
             if goes_ahead:
@@ -57,9 +56,9 @@ class QuestionQueue:
 
     def count_answer(self) -> None:
         """Notes that the server answered."""
-        with self._counting:
+        with self._told:
             self._num_answered += 1
-        self._is_open.set()
+            self._told.notify_all()
 
     def has_answered(self, since: Arrival | None = None) -> bool:
         """True if a question was answered since then, or ever."""
@@ -67,4 +66,10 @@ class QuestionQueue:
 
     def close(self, said: str) -> None:
         """Notes that the server refuses everyone, with its words; questions that come later may try again."""
-        self._refused = time.monotonic(), said
+        with self._told:
+            self._refused = time.monotonic(), said
+            self._told.notify_all()
+
+    def _refusal_since(self, arrival: Arrival) -> str | None:
+        refused = self._refused
+        return refused[1] if refused is not None and refused[0] >= arrival.at_s else None
