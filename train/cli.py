@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from safetensors import SafetensorError
 
+from physedit.train.cli_compare import compare
 from physedit.train.cli_data import data_app
 from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config
@@ -39,6 +40,7 @@ app.add_typer(scenes_app, name="scenes")
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.command("sweep")(sweep)
+app.command("compare")(compare)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=demo optimizer.lr=1e-4")

@@ -51,7 +51,19 @@ def sweep(
     else:
         _print_table(record)
         typer.echo(f"{record.summary()}. {plan.folder / TRIALS_FILE}")
+    _compare(plan.folder)
     raise SystemExit(code)
+
+
+def _compare(folder: Path) -> None:
+    """Writes the comparison beside trials.json, and says on the error stream what came of it."""
+    from physedit.train.comparing import compare_sweep
+
+    written, why_not = compare_sweep(folder)
+    if written:
+        typer.echo(f"Compared: {', '.join(path.name for path in written)} in {folder}", err=True)
+    if why_not:
+        typer.echo(why_not, err=True)
 
 
 def _planned(plan: SweepPlan, *, as_json: bool) -> str:
