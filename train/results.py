@@ -11,7 +11,7 @@ from physedit.eval_hooks.hook import EvalHook, EvalReport, LateHook
 from physedit.eval_hooks.panel import has_pictures, write_sheet
 from physedit.eval_hooks.report import write_html_report
 from physedit.train.failures import EvalFailure, write_failures
-from physedit.train.summary import BestRule, scalars, summarize
+from physedit.train.summary import BestRule, best_of, scalars, summarize
 from physedit.train.tracker import MetricsFile, Tracker
 
 
@@ -45,6 +45,7 @@ def record_report(report: EvalReport, metrics_file: MetricsFile, tracker: Callab
     if not report.is_whole or not metrics_file.put(report.step, report.hook, scalars(report)):
         return False
     view = tracker()
+    view.keep_best(best_of(report))
     view.log(report.step, {key: value for key, value in scalars(report).items() if value is not None})
     if has_pictures(report):
         sheet = write_sheet(report.folder / "sheet.png", report)
@@ -90,3 +91,12 @@ def newest_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     if not newest:
         return {}
     return {key: value["tuned"] for key, value in newest["metrics"].items() if value["tuned"] is not None}
+
+
+def best_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the best checkpoint's step and tuned values below ``best/``, for a tracker's summary."""
+    best = summary.get("best")
+    if not best:
+        return {}
+    values = {f"best/{key}": value["tuned"] for key, value in best["metrics"].items() if value["tuned"] is not None}
+    return {"best/step": best["step"], **values}

@@ -46,7 +46,7 @@ from physedit.train.order import (
 from physedit.train.preflight import check_levels, check_references
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
-from physedit.train.results import facts_of, newest_numbers
+from physedit.train.results import best_numbers, facts_of, newest_numbers
 from physedit.train.rules import batches_per_step
 from physedit.train.run_folder import base_cache_of, claim_run_folder, run_folder_of
 from physedit.train.signals import RequestFiles, StopFlag, Stopped
@@ -263,7 +263,7 @@ def _run(
     finally:
         events.late.close()
         summary = dict(events.write_results()) if is_main and exit_code == 0 else {}
-        tracker.finish(newest_numbers(summary), exit_code)
+        tracker.finish(newest_numbers(summary) | best_numbers(summary), exit_code)
         if events.uploads is not None:
             events.uploads.finish()
     return events.reports

@@ -15,6 +15,7 @@ from physedit.eval_hooks.report_file import change_record
 from physedit.train.checkpoint import step_name
 from physedit.train.config import ConfigError, suggestion
 from physedit.train.failures import EvalFailure
+from physedit.train.tracker import Extreme
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,29 @@ def _tuned(reports: Sequence[EvalReport], metric: str, setting: str) -> dict[int
 
 
 def scalars(report: EvalReport) -> dict[str, float | None]:
-    """Returns a report as flat numbers for metrics.jsonl and trackers: KEY and KEY/change."""
+    """Returns a report as flat numbers for metrics.jsonl and trackers: each metric and its change."""
     flat: dict[str, float | None] = {}
     for key, metric in report.metrics.items():
         flat[key] = metric.tuned
-        flat[f"{key}/change"] = metric.change
+        flat[delta_key(key)] = metric.change
     return flat
+
+
+def delta_key(key: str) -> str:
+    """Returns the key of a metric's change: of ``picabench/acc/LAW`` it is ``picabench/acc_delta/LAW``."""
+    hook, metric, *group = key.split("/")
+    return "/".join((hook, f"{metric}_delta", *group))
+
+
+def is_delta_key(key: str) -> bool:
+    """Tells whether a key of ``scalars`` is that of a change."""
+    return key.partition("/")[2].partition("/")[0].endswith("_delta")
+
+
+def best_of(report: EvalReport) -> dict[str, Extreme]:
+    """Returns which value of each change over all items is the best one, the largest or the smallest."""
+    overall = [key for key in report.metrics if key.count("/") == 1]
+    return {delta_key(key): "min" if key in report.lower_is_better else "max" for key in overall}
 
 
 def _unjudged(hook: str, step: int, reports: Sequence[EvalReport]) -> dict[str, object]:

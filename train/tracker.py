@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines, write_text
 from physedit.train.config import ConfigError
@@ -21,6 +21,9 @@ _STEP = "trainer/step"
 """The metric of wandb that holds the run's own step."""
 
 
+Extreme = Literal["max", "min"]
+
+
 class Tracker(Protocol):
     """A view of a run beside its own files. Only rank 0 has one."""
 
@@ -29,7 +32,11 @@ class Tracker(Protocol):
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records numbers of a step."""
+        """Records numbers of a step, which may be before those recorded last."""
+        ...
+
+    def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
+        """Has the run's summary tell the largest or smallest value of these numbers, recorded from now on."""
         ...
 
     def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
@@ -48,6 +55,9 @@ class NoTracker:
         """Does nothing."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
         """Does nothing."""
 
     def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
@@ -71,6 +81,7 @@ class Wandb:
         self._project = project
         self._entity = entity
         self._run: Any = None
+        self._kept: set[str] = set()
 
     def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``.
@@ -111,6 +122,13 @@ class Wandb:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records numbers against the run's own step."""
         self._run.log({_STEP: step, **metrics})
+
+    def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
+        """Has the summary tell ``KEY.max`` or ``KEY.min`` instead of the value recorded last."""
+        for key, extreme in extremes.items():
+            if key not in self._kept:
+                self._run.define_metric(key, step_metric=_STEP, summary=extreme)
+                self._kept.add(key)
 
     def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
         """Records pictures against the run's own step."""

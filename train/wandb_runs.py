@@ -14,6 +14,7 @@ from typing import Any
 from physedit.eval_hooks.comparing.runs import Curve, Evaluation, Run, When, configured_conditions, flat, thinned
 from physedit.eval_hooks.hook import MetricChange
 from physedit.train.config import ConfigError, one_line
+from physedit.train.summary import delta_key, is_delta_key
 
 API_TIMEOUT_S = 30
 _READER_TIMEOUT_S = 300
@@ -107,7 +108,7 @@ def _evaluations(history: Sequence[Row], when: When, settings: Mapping[str, obje
     for row in history:
         step = _step(row)
         for key in row:
-            tuned, change = row.get(key), row.get(f"{key}/change")
+            tuned, change = row.get(key), row.get(delta_key(key)) if "/" in key else None
             if step is not None and isinstance(tuned, int | float) and isinstance(change, int | float):
                 found = MetricChange(float(tuned - change), float(tuned), float(change), ci95=None, n=0)
                 by_step.setdefault(step, {})[key] = found
@@ -163,4 +164,4 @@ def _curves(history: Sequence[Row]) -> dict[str, Curve]:
 
 def _is_curve(key: str) -> bool:
     inner = key in _STEP_KEYS or key.startswith(("_", "time/", "trainer/"))
-    return "/" in key and not inner and not key.endswith("/change")
+    return "/" in key and not inner and not is_delta_key(key)

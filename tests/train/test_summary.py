@@ -8,7 +8,8 @@ import pytest
 from physedit.eval_hooks.hook import EvalReport, MetricChange
 from physedit.train.config import ConfigError
 from physedit.train.failures import EvalFailure, read_failures, write_failures
-from physedit.train.summary import BestRule, best_steps, summarize
+from physedit.train.results import best_numbers
+from physedit.train.summary import BestRule, best_of, best_steps, delta_key, is_delta_key, scalars, summarize
 
 
 def report(step: int, acc: float | None, psnr: float, hook: str = "bench") -> EvalReport:
@@ -60,3 +61,33 @@ def test_failures_are_written_and_read_up_to_the_step_that_is_resumed(tmp_path: 
 def test_of_a_loss_the_lowest_is_the_best() -> None:
     losses = [replace(each, lower_is_better=frozenset({"bench/acc"})) for each in REPORTS]
     assert best_steps(losses, BestRule("bench/acc")) == [4, 8, 12]
+
+
+def test_changes_are_logged_beside_their_metric_under_the_same_law() -> None:
+    change = MetricChange(0.5, 0.75, 0.25, (0.1, 0.4), 4)
+    keys = ("picabench/acc", "picabench/acc/Light_Propagation", "picabench/acc_item/category/Optics", "picabench/psnr")
+    logged = scalars(EvalReport("picabench", 4, dict.fromkeys(keys, change), Path("eval")))
+    assert logged == {
+        "picabench/acc": 0.75,
+        "picabench/acc_delta": 0.25,
+        "picabench/acc/Light_Propagation": 0.75,
+        "picabench/acc_delta/Light_Propagation": 0.25,
+        "picabench/acc_item/category/Optics": 0.75,
+        "picabench/acc_item_delta/category/Optics": 0.25,
+        "picabench/psnr": 0.75,
+        "picabench/psnr_delta": 0.25,
+    }
+    assert [key for key in logged if is_delta_key(key)] == [delta_key(key) for key in keys]
+
+
+def test_the_best_change_is_the_largest_or_of_a_loss_the_smallest() -> None:
+    change = MetricChange(0.5, 0.75, 0.25, None, 4)
+    metrics = dict.fromkeys(("bench/acc", "bench/loss", "bench/acc/Reflection"), change)
+    found = EvalReport("bench", 4, metrics, Path("eval"), lower_is_better=frozenset({"bench/loss"}))
+    assert best_of(found) == {"bench/acc_delta": "max", "bench/loss_delta": "min"}
+
+
+def test_a_tracker_is_told_the_best_checkpoint_beside_the_newest() -> None:
+    summary = summarize("run", REPORTS, BestRule("bench/acc"))
+    assert best_numbers(summary) == {"best/step": 8, "best/bench/acc": 0.7, "best/bench/psnr": 20.0}
+    assert best_numbers(summarize("run", [], BestRule(None))) == {}

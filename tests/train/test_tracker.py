@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from physedit.eval_hooks.files import read_json_lines, write_text
+from physedit.eval_hooks.hook import EvalReport, MetricChange
+from physedit.train.results import record_report
 from physedit.train.tracker import MetricsFile, Wandb
 
 
@@ -100,12 +103,41 @@ def test_d15_a_point_that_wandb_drops_would_be_seen(tmp_path, monkeypatch):
     assert drops(folder)
 
 
-def logged(folder):
-    """Yields the logged rows of an offline run as wandb's own reader prints them."""
+def report_of(step: int, change: float, **about: object) -> EvalReport:
+    """Returns a report whose accuracies changed by this much."""
+    found = MetricChange(0.5, 0.5 + change, change, None, 4)
+    metrics = {"picabench/acc": found, "picabench/acc/Reflection": found}
+    return EvalReport("picabench", step, metrics, Path("nowhere"), **about)
+
+
+def test_late_reports_are_logged_at_their_own_step_and_the_summary_keeps_the_best_change(tmp_path, monkeypatch):
+    """The reports of steps 100 and 200 arrive after step 300 was reached; step 200 is the best."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    metrics_file = MetricsFile(tmp_path / "metrics.jsonl")
+    tracker = record(tmp_path, (1, 3))
+    for step, change in ((300, 0.125), (100, 0.0), (200, 0.25)):
+        assert record_report(report_of(step, change), metrics_file, lambda: tracker)
+    assert not record_report(report_of(200, 0.25), metrics_file, lambda: tracker)
+    unfinished = report_of(400, 0.5, num_questions=8, num_unscored=1)
+    assert not record_report(unfinished, metrics_file, lambda: tracker)
+    best = tracker._run.summary["picabench/acc_delta"]["max"]
+    tracker.finish({"picabench/acc": 0.625}, exit_code=0)
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    keys = ("picabench/acc", "picabench/acc_delta", "picabench/acc/Reflection", "picabench/acc_delta/Reflection")
+    rows = [(row["trainer/step"], *(row[key] for key in keys)) for row in logged(folder, "picabench/acc")]
+    assert rows == [(300, 0.625, 0.125, 0.625, 0.125), (100, 0.5, 0.0, 0.5, 0.0), (200, 0.75, 0.25, 0.75, 0.25)]
+    lines = read_json_lines(tmp_path / "metrics.jsonl")
+    assert [(line["step"], *(line[key] for key in keys)) for line in lines] == rows
+    assert best == 0.25
+    assert not drops(folder)
+
+
+def logged(folder, key="train/loss"):
+    """Yields the logged rows with a key of an offline run as wandb's own reader prints them."""
     file = next(folder.glob("*.wandb"))
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     for line in output.splitlines():
         row = json.loads(line).get("history", {}).get("item", {})
-        if "train/loss" in row:
+        if key in row:
             yield row
