@@ -44,7 +44,7 @@ class Portrait:
 def portrait(folder: Path, item: EditedItem, altered: frozenset[str]) -> Portrait:
     """Returns an item's portrait; ``altered`` names the outputs whose bytes are not the manifest's."""
     path = folder / item.output_path
-    if not path.exists():
+    if not path.is_file():
         return Portrait(item, path, f"missing:{item.index}", None)
     digest = file_digest(path)
     if item.output_path in altered:

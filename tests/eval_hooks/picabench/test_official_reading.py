@@ -88,3 +88,10 @@ def test_records_and_official_files_agree(tmp_path: Path) -> None:
     assert analysis["overall_accuracy"] == 100.0
     assert record.psnr_db == pytest.approx(20 * math.log10(25.5))
     assert record.psnr_512_db == pytest.approx(20 * math.log10(25.5))
+
+
+def test_a_folder_for_an_output_is_an_output_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, {"output_path": "output_img", "annotated_qa_pairs": [pair("No", "No")]})
+    found = evaluate(tmp_path)
+    assert found["analysis"]["overall_accuracy"] == 100.0
+    assert found["psnr_analysis"]["overall_statistics"]["count"] == 0  # type: ignore[index]
