@@ -7,7 +7,7 @@ published scripts' own result files.
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from physedit.eval_hooks.judges.judge import (
     VerdictKind,
 )
 from physedit.eval_hooks.judges.protocols import JudgeProtocol
+from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.annotations import Reading
 from physedit.eval_hooks.picabench.asking import Asking
 from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
-from physedit.eval_hooks.picabench.folder import read_all_items
+from physedit.eval_hooks.picabench.folder import read_all_items, read_whole_manifest
 from physedit.eval_hooks.picabench.judging import (
     USAGE_FILE,
     JudgeSettings,
@@ -41,8 +42,8 @@ from physedit.eval_hooks.picabench.measure import MeasuringRules, measure_folder
 from physedit.eval_hooks.picabench.measures import PicaBenchMeasures, scores_of
 from physedit.eval_hooks.picabench.official import write_official_files
 from physedit.eval_hooks.picabench.official_notes import notes_of
-from physedit.eval_hooks.picabench.official_output import write_official_output
 from physedit.eval_hooks.picabench.open_questions import open_questions
+from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record
 from physedit.eval_hooks.report_file import ReportKeys, save_report, value_record
 
 NAME = "picabench"
@@ -61,6 +62,9 @@ class Outputs:
         judge: who answers.
         rules: how pictures and edit areas are read.
         time_budget_s: seconds after which no further question is asked; None for no end.
+        editor: the weights that made the pictures, to find the paper's rows of the same base; None for what the
+            folder's manifest tells, if it has one.
+        level: of the instructions; None for what the items tell.
     """
 
     folder: Path
@@ -68,6 +72,8 @@ class Outputs:
     judge: Judge
     rules: MeasuringRules
     time_budget_s: float | None = None
+    editor: str | None = None
+    level: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,6 @@ def score_outputs(outputs: Outputs, progress: Callable[[int, int, str], None]) -
         stopped = str(error)  # what it answered before is on the disk, and counts
     measure_folder(outputs.folder, rules=outputs.rules, out=outputs.out)
     write_official_files(outputs.folder, outputs.out)
-    write_official_output(outputs.folder, outputs.out)
     report = _report(outputs, stopped, time.monotonic() - started)
     return report, stopped
 
@@ -184,9 +189,24 @@ def _report(outputs: Outputs, stopped: str | None, seconds: float) -> EvalReport
         "items": {"in_use": num_items, "edited": {"tuned": len(records)}, "compared": 0},
         "verdicts": {"tuned": verdicts},
         "open_questions": {"tuned": [asdict(each) for each in open_questions(outputs.out)]},
+        "published": placement_record(place(_evaluated(outputs, records, num_questions))),
     }
     save_report(report, keys=keys, evidence=evidence)
     return report
+
+
+def _evaluated(outputs: Outputs, records: Sequence[ItemRecord], num_questions: int) -> Evaluated:
+    manifest = read_whole_manifest(outputs.folder)
+    told = None if manifest is None else manifest.settings.get("editor")
+    levels = {record.level for record in records}
+    return Evaluated(
+        weights=outputs.editor or (None if told is None else str(told)),
+        judge_id=outputs.judge.judge_id,
+        protocol=outputs.judge.protocol.name,
+        level=outputs.level or (levels.pop() if len(levels) == 1 else None),
+        num_items=len(records),
+        num_questions=num_questions,
+    )
 
 
 def _tokens_of_a_question(out: Path) -> tuple[float, float, str]:

@@ -14,6 +14,8 @@ from physedit.eval_hooks.files import DamagedFileError
 from physedit.eval_hooks.hook import Cadence, EvalReport, MetricChange
 from physedit.eval_hooks.judges.judge import VerdictKind
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
+from physedit.eval_hooks.picabench.measure import MeasuringRules
+from physedit.eval_hooks.picabench.outputs import Outputs, score_outputs
 from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record
 from physedit.eval_hooks.report_file import (
     SCHEMA_VERSION,
@@ -104,6 +106,18 @@ def test_a_run_of_the_papers_base_and_judge_has_the_papers_rows_beside_it(tmp_pa
     ]
     assert "over 900 items and 4,112 questions, these over 3 and 6" in published["notes"][-1]
     assert faults_of(record_of(report.folder)) == []
+
+
+def test_a_report_on_outputs_of_any_editor_is_what_the_schema_says(run: Path, tmp_path: Path) -> None:
+    judge = RedJudge(judge_id="gpt-5@https://api.openai.com/v1 responses")
+    folder, named = run / "step_00000004", {"editor": "Qwen/Qwen-Image-Edit", "level": "explicit"}
+    score_outputs(Outputs(folder, tmp_path / "one", judge, MeasuringRules.STRICT), lambda *_: None)
+    score_outputs(Outputs(folder, tmp_path / "two", judge, MeasuringRules.STRICT, **named), lambda *_: None)
+    for name, tables in (("one", []), ("two", [6, 6])):
+        record = record_of(tmp_path / name)
+        assert faults_of(record) == []
+        assert [row["table"] for row in record["published"]["rows"]] == tables
+        assert {"analysis.json", "output.json", "items.jsonl"} <= {path.name for path in (tmp_path / name).iterdir()}
 
 
 @pytest.mark.parametrize(
