@@ -17,8 +17,10 @@ import typer
 from rich.console import Console
 from safetensors import SafetensorError
 
+from physedit.train.cli_arena import arena_app
 from physedit.train.cli_compare import compare
 from physedit.train.cli_data import data_app
+from physedit.train.cli_judge import judge
 from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config
 from physedit.train.config import ConfigError
@@ -39,7 +41,9 @@ config_app = typer.Typer(help="Show what a command line composes to.", no_args_i
 app.add_typer(scenes_app, name="scenes")
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
+app.add_typer(arena_app, name="arena")
 app.command("sweep")(sweep)
+app.command("judge")(judge)
 app.command("compare")(compare)
 
 Overrides = Annotated[

@@ -30,6 +30,23 @@ def print_results(folder: Path, reports: Sequence[EvalReport]) -> None:
             console.print(f"{name:14} {path}", markup=False, highlight=False, soft_wrap=True)
 
 
+def print_scores(report: EvalReport) -> None:
+    """Prints the scores of a folder that has no base beside it, its notes, and where its files lie."""
+    console = Console()
+    table = Table(title=f"{report.hook}: {report.num_questions - report.num_unscored} questions scored")
+    table.add_column("")
+    for column in ("score", "n"):
+        table.add_column(column, justify="right")
+    rows = law_table(report)
+    for row in (*rows, *(r for r in overall_table(report) if r.key != rows[0].key)):
+        table.add_row(row.label, show_value(row.key, row.change.tuned), str(row.change.n))
+    console.print(table)
+    for note in report.notes:
+        console.print(note, markup=False, highlight=False)
+    for path in sorted(report.folder.glob("*.json*")):
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
 def _table(report: EvalReport) -> Table:
     table = Table(title=f"{report.hook}: step {report.step} against the base")
     table.add_column("")

@@ -94,7 +94,7 @@ def check_is_free(folder: Path) -> None:
         ConfigError: one is.
     """
     if (folder / ".lock").exists():
-        _lock(folder).close()
+        lock_run_folder(folder).close()
 
 
 def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str, accelerator: Accelerator) -> BinaryIO:
@@ -108,7 +108,7 @@ def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str,
     """
     folder = run_folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder)
+    lock = lock_run_folder(folder)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_text(folder / "overrides.txt", "".join(f"{line}\n" for line in overrides))
     write_text(folder / "command.txt", command + "\n")
@@ -116,7 +116,12 @@ def claim_run_folder(config: DictConfig, overrides: Sequence[str], command: str,
     return lock
 
 
-def _lock(folder: Path) -> BinaryIO:
+def lock_run_folder(folder: Path) -> BinaryIO:
+    """Returns the lock: the run's folder belongs to this process until the file is closed or the process ends.
+
+    Raises:
+        ConfigError: another process is writing this run.
+    """
     lock = (folder / ".lock").open("wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
