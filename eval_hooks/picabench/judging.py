@@ -118,7 +118,7 @@ def judge_folder(
                 journal.write(json_line(row))
                 journal.flush()
                 report(done)
-        if judge.usage:
+        if judge.usage and questions:
             write_json(out / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 
     ranks.together(out, ask)
@@ -151,7 +151,7 @@ def portraits_of(folder: Path, judge: Judge) -> list[Portrait]:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        log.warning("%s has no manifest: nothing proves which settings made its pictures", folder)
+        log.debug("%s has no manifest: nothing proves which settings made its pictures", folder)
     altered = verify_outputs(folder, manifest) if manifest else frozenset()
     items = read_meta_info(folder, Reading(judge.protocol.name))
     return [portrait(folder, item, altered) for item in items]

@@ -1,0 +1,238 @@
+"""``physedit judge FOLDER``: outputs of any editor, judged into a place of choice."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from tests.support.judge_server import NO, YES, Asked, JudgeServer, Reply, failing, judge_server
+from tests.support.runs import physedit
+from tests.support.stand_ins import png
+
+from physedit.eval_hooks.report_file import load_report, report_schema
+from physedit.train.cli import app, guarded
+
+RESULTS = {
+    "analysis.json", "consistency.jsonl", "items.jsonl", "judging.json", "output.json", "psnr_analysis.json",
+    "psnr_analysis_512.json", "report.json", "timing.json",
+}  # fmt: skip
+
+
+def verb(*arguments: object) -> int:
+    """Runs the verb in this process; returns its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        guarded(lambda: app(args=["judge", *map(str, arguments)]))
+    code = ended.value.code
+    return code if isinstance(code, int) else int(code is not None)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """Six items of two laws with two questions each; yes is right. They name no manifest and no known editor."""
+    folder = tmp_path / "outputs"
+    box = {"x": 0, "y": 0, "width": 512, "height": 512}
+    items = []
+    for index in range(6):
+        for part, grey in (("in", 40), ("out", 42)):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part / f"{index}.png").write_bytes(png(grey + 10 * index, 32, 48))
+        items.append(
+            {
+                "index": index,
+                "input_path": f"in/{index}.png",
+                "output_path": f"out/{index}.png",
+                "physics_category": "Optics" if index < 2 else "Mechanics",
+                "physics_law": "Reflection" if index < 2 else "Causality",
+                "edit_operation": "add",
+                "annotated_qa_pairs": [
+                    {"question": f"Is {index}.{number} right?", "answer": "Yes", "box": box} for number in range(2)
+                ],
+                "edit_area": [],
+            }
+        )
+    (folder / "meta_info.json").write_text(json.dumps(items))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def judge(server: JudgeServer, *more: str) -> tuple[str, ...]:
+    return ("judge.model=seer", f"judge.base_url={server.base_url}", "judge.patience_s=0.3", *more)
+
+
+def wrong_about(*names: str):
+    def reply(asked: Asked) -> Reply:
+        return Reply(text=NO if any(f"Is {name} " in "".join(asked.texts) for name in names) else YES)
+
+    return reply
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def read(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_folder_is_judged_elsewhere_and_is_not_touched(outputs: Path, tmp_path: Path, api: str) -> None:
+    before, out = files_of(outputs), tmp_path / "results"
+    with judge_server(always=wrong_about("0.0", "0.1", "3.0")) as server:
+        assert verb(outputs, f"out={out}", *judge(server, f"judge.api={api}")) == 0
+    assert files_of(outputs) == before
+    assert {path.name for path in out.iterdir()} == RESULTS
+    assert {asked.path for asked in server.asked} == {"/v1/responses" if api == "responses" else "/v1/chat/completions"}
+    analysis = read(out / "analysis.json")
+    assert analysis["qa_total"] == 12
+    assert analysis["overall_accuracy"] == pytest.approx(100 * (0 + 1 + 1 + 0.5 + 1 + 1) / 6)
+    assert analysis["by_law"]["Reflection"] == {"accuracy": 50.0, "sample_count": 2, "qa_total": 4}
+    report = load_report(out)
+    assert report.metrics["picabench/acc"].tuned == pytest.approx(9 / 12)
+    assert report.metrics["picabench/acc_item"].tuned == pytest.approx(4.5 / 6)
+    assert (report.num_questions, report.num_unscored) == (12, 0)
+    record = read(out / "report.json")
+    assert not list(Draft202012Validator(report_schema()).iter_errors(record))
+    assert read(out / "psnr_analysis.json")["overall_statistics"]["count"] == 6
+
+
+def test_strict_and_official_differ_in_what_a_reply_without_yes_or_no_counts(outputs: Path, tmp_path: Path) -> None:
+    found = {}
+    for protocol in ("official", "strict"):
+        with judge_server([Reply(text="It is hard to say from this angle.")]) as server:
+            out = tmp_path / protocol
+            assert verb(outputs, f"out={out}", *judge(server, f"judge.protocol={protocol}")) == 0
+        found[protocol] = load_report(out).metrics["picabench/acc"]
+    assert found["official"].tuned == pytest.approx(11 / 12)
+    assert found["strict"].tuned == 1.0
+
+
+def test_an_outage_keeps_what_was_answered_and_the_next_call_asks_for_the_rest(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with judge_server([Reply()] * 5, failing(503, "restarting")) as server:
+        more = judge(server, "judge.concurrency=1", "judge.cache_folder=null")
+        assert verb(outputs, *more) == 1
+        said = capsys.readouterr().err
+        assert "5 of 12 questions are scored" in said
+        assert "run the same command again" in said
+        report = load_report(outputs)
+        assert (report.num_questions, report.num_unscored) == (12, 7)
+        assert any("Questions scored: 5 of 12" in note for note in report.notes)
+        assert read(outputs / "analysis.json")["qa_total"] == 5
+        server.always = Reply()
+        server.asked.clear()
+        assert verb(outputs, *more) == 0
+        assert len(server.asked) == 7
+        server.asked.clear()
+        once = files_of(outputs)
+        assert verb(outputs, *more) == 0
+    assert not server.asked
+    assert {name: content for name, content in files_of(outputs).items() if name != "timing.json"} == {
+        name: content for name, content in once.items() if name != "timing.json"
+    }
+    assert load_report(outputs).is_whole
+
+
+def test_a_refused_request_is_said_once(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with judge_server(always=failing(400, "At most 0 image(s)")) as server:
+        assert verb(outputs, *judge(server, "judge.concurrency=1")) == 1
+    assert capsys.readouterr().err.count("At most 0 image(s)") >= 1
+    assert len(server.asked) == 1
+    assert load_report(outputs).num_unscored == 12
+
+
+def test_a_time_budget_leaves_the_rest_for_later(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with judge_server(always=Reply(delay_s=0.4)) as server:
+        more = judge(server, "judge.concurrency=1")
+        assert verb(outputs, "judge_time_budget_s=0.2", *more) == 1
+        assert "the time budget for judging, 0.2 s, is used up" in capsys.readouterr().err
+        assert 0 < load_report(outputs).num_unscored < 12
+
+
+def test_a_dry_run_counts_and_writes_and_asks_nothing(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("judge.usd_per_million_input=1000", "judge.usd_per_million_output=10000")
+    with judge_server([Reply()] * 5, failing(503)) as server:
+        more = judge(server, "judge.concurrency=1", *prices)
+        before = files_of(outputs.parent)
+        assert verb(outputs, *more, "--dry-run", "--json") == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert files_of(outputs.parent) == before
+        assert not server.asked
+        assert [plan[key] for key in ("num_items", "num_questions", "num_answered", "num_cached", "num_to_ask")] == [
+            6, 12, 0, 0, 12,
+        ]  # fmt: skip
+        assert plan["cost_usd"] == pytest.approx(12 * (1300 * 1000 + 100 * 10000) / 1e6)
+        assert verb(outputs, *more, f"out={outputs.parent / 'first'}") == 1
+        capsys.readouterr()
+        assert verb(outputs, *more, "--dry-run", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["num_cached"] == 5
+        assert verb(outputs, *more, f"out={outputs.parent / 'first'}", "--dry-run", "--json") == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["num_answered"], plan["num_cached"], plan["num_to_ask"]) == (5, 0, 7)
+        assert plan["cost_usd"] == pytest.approx(7 * (1000 * 1000 + 100 * 10000) / 1e6), "as measured: 1000 in, 100 out"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere", "judge.model=x"), "nowhere does not exist"),
+        ((".", "judge.model=x"), "Did you mean outputs?"),
+        (("outputs",), "No judge was chosen"),
+        (("outputs", "judge=gpt6"), "judge=gpt6 is not an option of judge. Did you mean gpt5"),
+        (("outputs", "judge.model=x", "optimizer.lr=1"), "optimizer.lr=1 has no effect on judging a folder"),
+        (("outputs", "judge.model=x", "judge.base_url=http://localhost:1/v1", "judge.api=chats"), "judge.api"),
+        (("outputs", "judge.model=x", "out=a", "--out", "b"), "Leave one out"),
+        (("outputs", "judge.model=x", "judge_time_budget_s=soon"), "judge_time_budget_s=soon must be seconds"),
+        (("outputs", "judge=pixel_rules", "area_frame=other"), "area_frame=other is not known"),
+        (("outputs", "judge.model=x"), "OPENAI_API_KEY"),
+    ],
+)
+def test_what_cannot_be_used_ends_in_one_paragraph(
+    arguments: tuple[str, ...], said: str, outputs: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    before = files_of(outputs)
+    assert verb(*arguments) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert files_of(outputs) == before
+
+
+@pytest.mark.parametrize("content", ["{", '{"a": 1}', "[]", "[1]"])
+def test_a_folder_without_readable_items_is_refused(
+    content: str, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (outputs / "meta_info.json").write_text(content)
+    assert verb(outputs, "judge.model=x", "judge.base_url=http://localhost:1/v1") == 2
+    assert "meta_info.json" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run/eval/picabench/step_00000004"
+    folder.mkdir(parents=True)
+    (folder / "meta_info.json").write_text("[]")
+    for name in ("config.yaml", "overrides.txt"):
+        (tmp_path / "run" / name).write_text("")
+    assert verb(folder, "judge.model=x", "judge.base_url=http://localhost:1/v1") == 2
+    assert "is an evaluation of the run" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_report_and_leaves_no_key(outputs: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "sk-SECRET")
+    with judge_server() as server:
+        done = physedit(
+            "judge", str(outputs), f"out={tmp_path / 'out'}", *judge(server, "judge.api_key_env=SECRET_KEY"), "--json",
+            cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == read(tmp_path / "out" / "report.json")
+    assert "12 of 12 questions" in done.stderr
+    assert "sk-SECRET" not in done.stderr
+    assert not [name for name, content in files_of(tmp_path).items() if b"sk-SECRET" in content]
