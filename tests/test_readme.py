@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"(?:^|`)((?:\.venv/bin/)?physedit [a-z][^`\n#]*)", README, flags=re.MULTILINE)))
 
+_RECIPE_OF = {"eval": ("experiment=pica100k_kontext",), "judge": ("experiment=pica100k_kontext",)}
+"""Verbs whose overrides are laid over the settings of a run."""
+
 
 def test_the_readme_has_its_commands():
     assert len(COMMANDS) >= 6
@@ -29,7 +32,7 @@ def test_a_physedit_command_names_a_verb_and_composes(command):
         assert words[0] in verbs
     overrides = [word for word in words if re.match(r"[\w.]+=", word)]
     if overrides:
-        compose_config(overrides)
+        compose_config([*_RECIPE_OF.get(words[0], ()), *overrides])
 
 
 def test_make_targets_of_the_readme_exist():
