@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from physedit.data_loaders.sample import PromptLevel
 from physedit.eval_hooks.judges.judge import Judge
 from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
 from physedit.eval_hooks.picabench.measure import MeasuringRules
@@ -20,7 +21,8 @@ _RECIPE = ("run_name=judged", "num_steps=1", "global_batch=1", "micro_batch=1", 
 """Values of a run that a config must have and a judge does not need."""
 _FRAMES = {"long_side_1024": MeasuringRules.STRICT, "input": MeasuringRules.PLAIN}
 _DEFAULT_FRAME = "long_side_1024"
-_TAKEN = ("judge", "output_root", "out", "area_frame", "judge_time_budget_s")
+_OWN = ("out", "area_frame", "judge_time_budget_s", "editor", "level")
+_TAKEN = ("judge", "output_root", *_OWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,15 @@ class _OwnSettings:
         out: where the results go; None for the folder itself.
         area_frame: what edit areas are given in, for a judge with the strict protocol.
         time_budget_s: seconds after which no further question is asked; None for no end.
+        editor: the weights that made the pictures, to find the paper's rows; None for what the folder tells.
+        level: of the instructions; None for what the folder tells.
     """
 
     out: Path | None
     area_frame: str
     time_budget_s: float | None
+    editor: str | None
+    level: str | None
 
 
 def is_run(folder: Path) -> bool:
@@ -81,7 +87,7 @@ def outputs_of(folder: Path, overrides: Sequence[str], out: Path | None, config_
     judge = judge_of(config)
     rules = MeasuringRules.OFFICIAL if judge.protocol.name == "official" else _FRAMES[own.area_frame]
     check_outputs(folder, judge.protocol)
-    return Outputs(folder, place, judge, rules, own.time_budget_s)
+    return Outputs(folder, place, judge, rules, own.time_budget_s, editor=own.editor, level=own.level)
 
 
 def judge_of(config: DictConfig) -> Judge:
@@ -116,7 +122,7 @@ def _own_settings(overrides: Sequence[str], out: Path | None) -> tuple[_OwnSetti
             raise ConfigError(
                 f"{each} has no effect on judging a folder.{suggestion(key, _TAKEN)} It takes: {', '.join(_TAKEN)}."
             )
-        if key in ("out", "area_frame", "judge_time_budget_s"):
+        if key in _OWN:
             given[key] = value
         else:
             composed.append(each)
@@ -125,8 +131,10 @@ def _own_settings(overrides: Sequence[str], out: Path | None) -> tuple[_OwnSetti
     frame = given.get("area_frame", _DEFAULT_FRAME)
     if frame not in _FRAMES:
         raise ConfigError(f"area_frame={frame} is not known. Use {' or '.join(_FRAMES)}.")
+    if (level := given.get("level")) not in (None, *PromptLevel):
+        raise ConfigError(f"level={level} is not known. Use {', '.join(PromptLevel)}.")
     place = Path(given["out"]) if given.get("out") else out
-    return _OwnSettings(place, frame, _seconds(given.get("judge_time_budget_s"))), composed
+    return _OwnSettings(place, frame, _seconds(given.get("judge_time_budget_s")), given.get("editor"), level), composed
 
 
 def _seconds(text: str | None) -> float | None:

@@ -100,6 +100,16 @@ def test_a_folder_is_judged_elsewhere_and_is_not_touched(outputs: Path, tmp_path
     assert read(out / "psnr_analysis.json")["overall_statistics"]["count"] == 6
 
 
+def test_the_papers_rows_are_found_by_the_editor_and_the_level_that_are_told(outputs: Path, tmp_path: Path) -> None:
+    told = ("judge.model=gpt-5", "editor=Qwen/Qwen-Image-Edit", "level=explicit")
+    with judge_server(always=wrong_about()) as server:
+        assert verb(outputs, f"out={tmp_path / 'told'}", *judge(server), *told) == 0
+        assert verb(outputs, f"out={tmp_path / 'not'}", *judge(server), told[0]) == 0
+    published = read(tmp_path / "told/report.json")["published"]
+    assert [row["model"] for row in published["rows"]] == ["Qwen-Image-Edit", "Qwen-Image-Edit + PICA-100K SFT"]
+    assert "whose weights are not named" in read(tmp_path / "not/report.json")["published"]["notes"][0]
+
+
 def test_strict_and_official_differ_in_what_a_reply_without_yes_or_no_counts(outputs: Path, tmp_path: Path) -> None:
     found = {}
     for protocol in ("official", "strict"):
@@ -189,6 +199,7 @@ def test_a_dry_run_counts_and_writes_and_asks_nothing(outputs: Path, capsys: pyt
         (("outputs", "judge.model=x", "out=a", "--out", "b"), "Leave one out"),
         (("outputs", "judge.model=x", "judge_time_budget_s=soon"), "judge_time_budget_s=soon must be seconds"),
         (("outputs", "judge=pixel_rules", "area_frame=other"), "area_frame=other is not known"),
+        (("outputs", "judge=pixel_rules", "level=short"), "level=short is not known. Use superficial, intermediate"),
         (("outputs", "judge.model=x"), "OPENAI_API_KEY"),
     ],
 )
