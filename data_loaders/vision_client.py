@@ -13,7 +13,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -82,8 +82,14 @@ class VisionClient:
         # Jitter decides when is asked, never what comes out.
         self._jitter = random.Random()
 
-    def ask(self, messages: Sequence[VisionMessage]) -> VisionReply:
+    def ask(
+        self, messages: Sequence[VisionMessage], *, before_sending: Callable[[], None] = lambda: None
+    ) -> VisionReply:
         """Returns the model's reply, asking again while the server is busy or away.
+
+        Args:
+            messages: the conversation.
+            before_sending: called once a place is free; what it raises ends the question, and nothing is sent.
 
         Raises:
             VisionRequestError: the server refuses the request; not repeated.
@@ -91,13 +97,16 @@ class VisionClient:
             VisionBudgetSpent: the budget of requests or money is spent.
         """
         with self._gate.places:
+            before_sending()
             started, num_tries, num_faults = time.monotonic(), 0, 0
+            failing_since_s: float | None = None
             while True:
                 self._gate.pass_through()
                 num_tries += 1
                 outcome = self._try_once(messages)
                 if isinstance(outcome, VisionReply):
                     return outcome
+                failing_since_s = time.monotonic() if failing_since_s is None else failing_since_s
                 num_faults += outcome.trouble is Trouble.FAULT
                 wait_s = outcome.hint_s
                 if wait_s is None:
@@ -109,6 +118,7 @@ class VisionClient:
                         f"{self.settings.name} did not answer within {waited_s:.0f} s and {num_tries} tries (next wait "
                         f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}",
                         is_fault=outcome.trouble is Trouble.FAULT,
+                        failing_since_s=failing_since_s,
                     )
                 logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
                 self._wait(outcome, wait_s)

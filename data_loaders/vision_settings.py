@@ -16,11 +16,12 @@ class VisionUnavailable(Exception):
 
     Attributes:
         is_fault: True if it was reached and failed on this question again and again.
+        failing_since_s: when it first failed on this question, by ``time.monotonic``.
     """
 
-    def __init__(self, message: str, *, is_fault: bool = False) -> None:
+    def __init__(self, message: str, *, is_fault: bool = False, failing_since_s: float = 0.0) -> None:
         super().__init__(message)
-        self.is_fault = is_fault
+        self.is_fault, self.failing_since_s = is_fault, failing_since_s
 
 
 class VisionBudgetSpent(VisionUnavailable):

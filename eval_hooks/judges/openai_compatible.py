@@ -121,7 +121,7 @@ class OpenAICompatibleJudge:
         num_preparers = os.cpu_count() or 1
         # Pictures are prepared ahead of the requests, and in turn: all at once, they would all be late.
         self._preparing = threading.BoundedSemaphore(num_preparers)
-        self._num_askers = 1 if concurrency == 1 else concurrency + num_preparers
+        self._num_askers = 1 if concurrency == 1 else 2 * concurrency
 
     @property
     def judge_id(self) -> str:
@@ -151,7 +151,7 @@ class OpenAICompatibleJudge:
 
     @property
     def num_askers(self) -> int:
-        """As many as questions may be under way, and some that prepare pictures meanwhile."""
+        """As many as questions may be under way, and as many that prepare theirs meanwhile."""
         return self._num_askers
 
     @property
@@ -221,18 +221,17 @@ class OpenAICompatibleJudge:
         message = VisionMessage("user", tuple(asked.prompt), (picture,), is_text_first=self._protocol.is_text_first)
         with self._queue.in_turn(since):
             try:
-                reply = self._client.ask([message])
+                reply = self._client.ask([message], before_sending=lambda: self._queue.raise_if_left(since))
             except VisionBudgetSpent as error:
-                raise JudgeUnavailable(str(error)) from error
+                raise self._queue.leave(JudgeUnavailable(str(error))) from error
             except VisionUnavailable as error:
-                if self._queue.has_answered(None if error.is_fault else since):
+                if self._queue.fails_alone(error.failing_since_s, is_fault=error.is_fault):
                     return failed_call(str(error), self._protocol)
-                raise JudgeUnavailable(str(error)) from error
+                raise self._queue.leave(JudgeUnavailable(str(error))) from error
             except VisionRequestError as error:
                 if error.status not in _REFUSES_ALL and self._queue.has_answered():
                     return failed_call(str(error), self._protocol)
-                self._queue.close(str(error))
-                raise JudgeRefusesAll(str(error)) from error
+                raise self._queue.leave(JudgeRefusesAll(str(error))) from error
             self._queue.count_answer()
             return reply
 

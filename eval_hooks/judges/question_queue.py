@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from physedit.eval_hooks.judges.judge import JudgeRefusesAll
+from physedit.eval_hooks.judges.judge import JudgeUnavailable
 
 _FIRST_ALONE_S = 0.25
 """How long the others wait for the first one: a refusal comes at once, an answer may take a second."""
@@ -16,39 +16,38 @@ _FIRST_ALONE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a question came: the time, and how many others had been answered."""
+    """When a question came, by ``time.monotonic``."""
 
     at_s: float
-    num_answered: int
 
 
 class QuestionQueue:
-    """Lets the first question go ahead, and tells those behind it whether the server refused it. For threads."""
+    """Lets the first question go ahead, and tells those that wait whether the judge has left. For threads."""
 
     def __init__(self) -> None:
         self._first = threading.Lock()
         self._told = threading.Condition()
-        self._num_answered = 0
-        self._refused: tuple[float, str] | None = None
+        self._answered_at_s: float | None = None
+        self._has_failed_since = False
+        self._left: tuple[float, JudgeUnavailable] | None = None
 
     def arrive(self) -> Arrival:
         """Returns when a question came."""
-        return Arrival(time.monotonic(), self._num_answered)
+        return Arrival(time.monotonic())
 
     @contextmanager
     def in_turn(self, arrival: Arrival) -> Iterator[None]:
         """Waits until a question may be sent; inside, it is under way.
 
         Raises:
-            JudgeRefusesAll: since this question came, another one was refused for all.
+            JudgeUnavailable: since this question came, another one has found that the judge has left.
         """
-        goes_ahead = self._num_answered == 0 and self._first.acquire(blocking=False)
+        goes_ahead = not self.has_answered() and self._first.acquire(blocking=False)
         try:
             if not goes_ahead:
                 with self._told:
-                    self._told.wait_for(lambda: self.has_answered() or self._refusal_since(arrival), _FIRST_ALONE_S)
-            if refusal := self._refusal_since(arrival):
-                raise JudgeRefusesAll(refusal)
+                    self._told.wait_for(lambda: self.has_answered() or self._has_left(arrival), _FIRST_ALONE_S)
+            self.raise_if_left(arrival)
             yield
         finally:
             if goes_ahead:
@@ -57,19 +56,42 @@ class QuestionQueue:
     def count_answer(self) -> None:
         """Notes that the server answered."""
         with self._told:
-            self._num_answered += 1
+            self._answered_at_s = time.monotonic()
+            self._has_failed_since = False
             self._told.notify_all()
 
-    def has_answered(self, since: Arrival | None = None) -> bool:
-        """True if a question was answered since then, or ever."""
-        return self._num_answered > (0 if since is None else since.num_answered)
+    def has_answered(self) -> bool:
+        """True if a question was ever answered."""
+        return self._answered_at_s is not None
 
-    def close(self, said: str) -> None:
-        """Notes that the server refuses everyone, with its words; questions that come later may try again."""
+    def fails_alone(self, failing_since_s: float, *, is_fault: bool) -> bool:
+        """True if it is one question that fails, and not the judge that has left.
+
+        Others were answered while it failed; or the server was reached, and this is the first such failure since it
+        last answered: a second one in a row means that nobody is answered.
+        """
         with self._told:
-            self._refused = time.monotonic(), said
-            self._told.notify_all()
+            if self._answered_at_s is None:
+                return False
+            is_first, self._has_failed_since = not self._has_failed_since, True
+            return self._answered_at_s > failing_since_s or (is_fault and is_first)
 
-    def _refusal_since(self, arrival: Arrival) -> str | None:
-        refused = self._refused
-        return refused[1] if refused is not None and refused[0] >= arrival.at_s else None
+    def leave(self, error: JudgeUnavailable) -> JudgeUnavailable:
+        """Notes why the judge has left, and returns it; questions that come later may try again."""
+        with self._told:
+            self._left = time.monotonic(), error
+            self._told.notify_all()
+        return error
+
+    def raise_if_left(self, arrival: Arrival) -> None:
+        """Ends a question that has waited while the judge left.
+
+        Raises:
+            JudgeUnavailable: it did, for the reason that another question found.
+        """
+        left = self._left
+        if left is not None and self._has_left(arrival):
+            raise type(left[1])(str(left[1]))
+
+    def _has_left(self, arrival: Arrival) -> bool:
+        return self._left is not None and self._left[0] >= arrival.at_s

@@ -3,6 +3,7 @@
 import io
 import json
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -285,3 +286,38 @@ def test_the_judge_names_everything_that_changes_an_answer() -> None:
 def test_settings_that_cannot_be_used_are_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         OpenAICompatibleJudge(**({"model": "m", "base_url": "http://host/v1"} | wrong))  # type: ignore[arg-type]
+
+
+def test_questions_that_wait_for_a_place_are_not_sent_once_the_judge_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 0.0)
+    with judge_server(always=failing(503, "loading")) as server:
+        judge = judge_of(server, concurrency=2, patience_s=1.0)
+
+        def ask(_: int) -> float:
+            started = time.monotonic()
+            with pytest.raises(JudgeUnavailable, match="loading"):
+                judge.answer(PICTURE, QUESTION)
+            return time.monotonic() - started
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, range(8)))
+    # Two had their patience; a second round would have taken as many requests again.
+    assert len(server.asked) <= 2 * 3
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_outage_after_answers_makes_nothing_wrong(status: int) -> None:
+    with judge_server([Reply()] * 4, failing(status, "out of memory")) as server:
+        judge = judge_of(server, protocol="official", concurrency=4, patience_s=1.5, max_failures=2)
+
+        def ask(_: int) -> str:
+            try:
+                return judge.answer(PICTURE, QUESTION).kind.value
+            except JudgeUnavailable:
+                return "unscored"
+
+        with ThreadPoolExecutor(8) as pool:
+            kinds = list(pool.map(ask, range(16)))
+    assert kinds.count("yes") == 4
+    # One failure of the server itself may be that question's; the second one in a row is everyone's.
+    assert kinds.count("error") <= (1 if status == 500 else 0)
