@@ -11,7 +11,7 @@ from physedit.eval_hooks.comparing.page import check_page_can_be_made
 from physedit.eval_hooks.comparing.runs import CompareError, Run, When, is_run_folder, named_apart, read_run
 from physedit.launch.sweep_trials import TRIALS_FILE
 from physedit.train.config import ConfigError, one_line
-from physedit.train.wandb_runs import offline_files, read_offline_run, read_project
+from physedit.train.wandb_runs import offline_files, read_offline_runs, read_project
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _runs_at(path: Path, when: When) -> list[Run]:
     if is_run_folder(path):
         return [read_run(path, when=when)]
     if files := offline_files(path):
-        return [read_offline_run(file, when=when) for file in files]
+        return read_offline_runs(files, when=when)
     if not path.exists():
         raise CompareError(f"{path} does not exist. Give run folders, a sweep's folder, or offline runs of wandb.")
     inner = sorted(entry for entry in path.iterdir() if is_run_folder(entry)) if path.is_dir() else []

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,38 @@ def offline_files(path: Path) -> tuple[Path, ...]:
     return tuple(sorted({*path.glob("*.wandb"), *path.glob("offline-run-*/*.wandb"), *path.glob("run-*/*.wandb")}))
 
 
-def read_offline_run(file: Path, *, when: When = When.NEWEST) -> Run:
-    """Returns the run of a ``.wandb`` log, read by wandb's own reader (``wandb leet inspect``).
+def read_offline_runs(files: Sequence[Path], *, when: When = When.NEWEST) -> list[Run]:
+    """Returns the runs of ``.wandb`` logs; those of one run, which went on several times, are one.
+
+    Read by wandb's own reader (``wandb leet inspect``).
 
     Raises:
-        ConfigError: wandb cannot read it, or it holds no run.
+        ConfigError: wandb cannot read one, or it holds no run.
     """
+    by_id: dict[str, list[_Log]] = {}
+    for log in map(_read_log, files):
+        by_id.setdefault(log.run_id, []).append(log)
+    return [
+        _run(
+            logs[-1].name, logs[-1].place, logs[-1].state, logs[-1].config, [r for log in logs for r in log.rows], when
+        )
+        for logs in by_id.values()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What one ``.wandb`` file holds of a run."""
+
+    run_id: str
+    name: str
+    place: str
+    state: str | None
+    config: Row
+    rows: Sequence[Row]
+
+
+def _read_log(file: Path) -> _Log:
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_READER_TIMEOUT_S)
@@ -51,7 +78,7 @@ def read_offline_run(file: Path, *, when: When = When.NEWEST) -> Run:
     exits = [record["exit"].get("exit_code", 0) for record in records if record.get("type") == "exit"]
     state = None if not exits else "finished" if exits[-1] == 0 else "failed"
     name = str(opened.get("display_name") or file.stem)
-    return _run(name, str(file), state, config, history, when)
+    return _Log(str(opened.get("run_id") or file.stem), name, str(file), state, config, history)
 
 
 def read_project(path: str, *, when: When = When.NEWEST) -> tuple[Run, ...]:
