@@ -218,7 +218,8 @@ def _with_consistency(row: PublishedRow, printed: PublishedRow) -> PublishedRow:
 def _why_none(evaluated: Evaluated, base: str | None, judge: str | None) -> str:
     if judge is None:
         reason = (
-            "it has none by this judge: its judges are GPT-5 and Qwen2.5-VL-72B, and judges differ by up to ten points"
+            "it has none by this judge: its judges are GPT-5 and Qwen2.5-VL-72B, whose own overall numbers are 7 to 13 "
+            "points apart"
         )
     elif base is None:
         named = "whose weights are not named" if evaluated.weights is None else f"from the weights {evaluated.weights}"

@@ -84,6 +84,18 @@ def test_the_second_judges_rows_have_the_consistency_of_their_level() -> None:
     assert (first.overall, second.overall) == (0.6802, 0.57)
 
 
+def test_the_papers_judges_are_as_far_apart_as_is_said() -> None:
+    overall = {(row.judge, row.level, row.model): row.overall for row in published_rows()}
+    apart = [
+        100 * (value - overall["Qwen2.5-VL-72B", level, model])
+        for (judge, level, model), value in overall.items()
+        if judge == "GPT-5" and "MIRA" not in model
+    ]
+    assert (len(apart), round(min(apart)), round(max(apart))) == (48, 7, 13)
+    note = place(Evaluated(KONTEXT, "gpt-4o@x", "official", "explicit", 900, 4112)).notes[0]
+    assert "7 to 13 points apart" in note
+
+
 @pytest.mark.parametrize(
     ("weights", "base"),
     [
