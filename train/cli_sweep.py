@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from physedit.launch.sweep_runner import SweepPlan
     from physedit.launch.sweep_trials import SweepRecord
 
+_BY_SIGNAL = 128
+"""Exit codes from here on say that a signal ended the sweep, and then nobody wants to wait for more."""
+
 
 def sweep(
     file: Annotated[Path, typer.Argument(help="A sweep in wandb's yaml, such as launch/sweeps/demo.yaml.")],
@@ -51,7 +54,8 @@ def sweep(
     else:
         _print_table(record)
         typer.echo(f"{record.summary()}. {plan.folder / TRIALS_FILE}")
-    _compare(plan.folder)
+    if code < _BY_SIGNAL:
+        _compare(plan.folder)
     raise SystemExit(code)
 
 

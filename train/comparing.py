@@ -78,6 +78,8 @@ def compare_sweep(folder: Path) -> tuple[list[Path], str | None]:
         except CompareError as error:
             return compare(replace(request, page=False))[1], str(error)
         return compare(request)[1], None
+    except OSError as error:
+        return [], f"The trials are not compared: {error}. Mend it, and run physedit compare {folder}."
     except ValueError as error:  # of a trial's files; a mistake of ours would be another class
         if not type(error).__module__.startswith("physedit."):
             raise

@@ -188,14 +188,15 @@ def _front(evaluations: Mapping[str, Evaluation], headline: str, psnr: str) -> f
 def _published(evaluations: Mapping[str, Evaluation]) -> tuple[tuple[PublishedRow, ...], tuple[str, ...]]:
     """The paper's rows of all placements, each once, and what is to be known of them."""
     held = {name: each.published for name, each in evaluations.items()}
-    rows: dict[tuple[int, str], PublishedRow] = {}
+    rows: dict[tuple[object, ...], PublishedRow] = {}  # the paper repeats rows from table to table
     notes: list[str] = []
     for name, placement in held.items():
         if placement is None:
             notes.append(f"{name}: its report holds no rows of the paper. Evaluate it again; its pictures are kept.")
             continue
         for row in placement["rows"]:
-            rows[int(row["table"]), str(row["model"])] = PublishedRow(
+            key = (row["model"], row["overall"], row["overall_consistency_db"])
+            rows[key] = rows.get(key) or PublishedRow(
                 model=str(row["model"]),
                 table=int(row["table"]),
                 accuracy=float(row["overall"]),

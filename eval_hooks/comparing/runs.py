@@ -123,7 +123,7 @@ def read_run(folder: Path, *, when: When = When.NEWEST, state: str | None = None
             f"{folder} is no run folder: it has neither {METRICS} nor {SUMMARY} nor eval/. Give folders below runs/, "
             "or a sweep's folder with trials.json."
         )
-    settings = flat(_config(folder / CONFIG))
+    settings = flat(_config(_config_file(folder)))
     reports = {path.name: _reports(path) for path in sorted((folder / "eval").glob("*")) if path.is_dir()}
     best = _best_step(folder / SUMMARY) if when is When.BEST else None
     chosen = {hook: _chosen(found, best) for hook, found in reports.items() if found}
@@ -187,6 +187,12 @@ def thinned(points: Sequence[tuple[int, float]]) -> Curve:
     if last < MOST_POINTS:
         return tuple(ordered)
     return tuple(ordered[round(last * i / (MOST_POINTS - 1))] for i in range(MOST_POINTS))
+
+
+def _config_file(folder: Path) -> Path:
+    """The config of a run, or that of the run which an evaluation in ``RUN/evaluations/`` is of."""
+    is_of_a_run = folder.parent.name == "evaluations" and not (folder / CONFIG).exists()
+    return folder.parents[1] / CONFIG if is_of_a_run else folder / CONFIG
 
 
 def _config(path: Path) -> Mapping[str, object]:

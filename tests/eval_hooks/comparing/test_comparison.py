@@ -16,6 +16,7 @@ from physedit.eval_hooks.comparing.page import comparison_page
 from physedit.eval_hooks.comparing.pictures import picture_rows
 from physedit.eval_hooks.comparing.runs import CompareError, Run, read_run
 from physedit.eval_hooks.comparing.tables import runs_table
+from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record, published_source
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +80,22 @@ def test_no_runs_are_refused() -> None:
 
 
 def test_rows_of_the_paper_stand_beside_runs_where_a_report_holds_them(runs: list[Run]) -> None:
-    row = {"model": "FLUX.1-Kontext", "table": 1, "overall": 0.4893, "overall_aggregation": "per item",
-           "overall_consistency_db": 24.57, "accuracy": {"Reflection": 0.575}}  # fmt: skip
-    placement = {"rows": [row], "notes": ["Read with care."], "source": "the paper, v3"}
+    evaluated = Evaluated("black-forest-labs/FLUX.1-Kontext-dev", "gpt-5", "official", "superficial", 900, 4112)
+    placement = placement_record(place(evaluated))
     placed = [
         replace(run, evaluations={"picabench": replace(run.evaluations["picabench"], published=placement)})
         for run in runs
     ]
     (hook,) = compare_runs(placed, published=True).hooks
-    assert [(each.model, each.accuracy, each.psnr_db) for each in hook.published] == [("FLUX.1-Kontext", 0.4893, 24.57)]
-    assert "Read with care." in hook.notes
-    assert "The paper's rows: the paper, v3." in hook.notes
+    assert [(each.model, each.table, each.accuracy, each.psnr_db) for each in hook.published] == [
+        ("FLUX.1-Kontext", 1, 0.4893, 24.57),
+        ("FLUX.1-Kontext + PICA-100K SFT", 1, 0.5064, 25.23),
+        ("FLUX.1-Kontext + MIRA400K SFT", 3, 0.4696, 32.08),
+    ]
+    assert hook.published[0].by_law["Reflection"] == 0.575
+    assert f"The paper's rows: {published_source()}." in hook.notes
     table = runs_table(compare_runs(placed, published=True), hook)
-    assert table.rows[-1][:3] == ("FLUX.1-Kontext (paper, Table 1, per item)", "", "48.9 %")
+    assert table.rows[2][:3] == ("FLUX.1-Kontext (paper, Table 1, per item, by inference)", "", "48.9 %")
     assert {len(each) for each in table.rows} == {len(table.headings)}
     assert compare_runs(placed).hooks[0].published == ()
 

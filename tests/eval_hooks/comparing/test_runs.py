@@ -1,5 +1,6 @@
 """Reading runs, and what differs between them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def test_names_tell_runs_apart(folders) -> None:
     assert [each.name for each in apart] == ["one/run", "two/run"]
     with pytest.raises(CompareError, match="given twice"):
         named_apart([run, run])
+
+
+def test_a_later_evaluation_of_a_run_has_the_settings_of_the_run(folders, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folders[0] / "eval", run / "evaluations" / "step_00000400" / "eval")
+    shutil.copy(folders[0] / "config.yaml", run)
+    found = read_run(run / "evaluations" / "step_00000400")
+    assert (found.settings["optimizer.lr"], found.evaluations["picabench"].step) == (1e-4, 400)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
