@@ -159,11 +159,14 @@ class RunEvents:
         Raises:
             Exception: what a hook raised there, on rank 0, if failures are to stop the run.
         """
-        for arrival in self.late.arrived():
+        arrivals = self.late.arrived()
+        for arrival in arrivals:
             if arrival.report is not None:
                 self._record(arrival.report)
             elif arrival.error is not None:
                 self._record_failure(arrival.hook, arrival.step, [arrival.error])
+        if arrivals:
+            self._prune()  # checkpoints that were kept until it was known which is the best
 
     def finish(self) -> None:
         """Waits, after the last step, for what is still judged; all ranks return when it is recorded.
@@ -210,9 +213,13 @@ class RunEvents:
         path = self.store.save(snapshot)
         if self.uploads is not None:
             self.uploads.add(path)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Removes old checkpoints, but none that may still be the best one or is still to be copied."""
         protected = {*best_steps(self.reports, self.policy.best)[: self.policy.keep_best]}
-        protected.add(max((r.step for r in self.reports), default=0))
-        for steps in pending_steps(self.hooks, self.folder, snapshot.progress.step).values():
+        protected |= {max((r.step for r in self.reports), default=0), *self.late.open_steps}
+        for steps in pending_steps(self.hooks, self.folder, self.policy.num_steps).values():
             protected |= {*steps}  # which of them is the best is not known yet
         if self.uploads is not None:
             protected |= {int(name.rpartition("_")[2]) for name in self.uploads.waiting()}

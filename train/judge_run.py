@@ -16,7 +16,7 @@ from physedit.train.assemble import build_checked, build_hooks
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.failures import EvalFailure, read_failures
-from physedit.train.results import facts_of, newest_numbers, pending_steps, record_report, write_results
+from physedit.train.results import best_numbers, facts_of, newest_numbers, pending_steps, record_report, write_results
 from physedit.train.run_folder import lock_run_folder
 from physedit.train.saved_adapter import overrides_of
 from physedit.train.summary import best_rule
@@ -100,11 +100,27 @@ def judge_run(
 
 
 def _open(folder: Path, overrides: Sequence[str], config_dir: Path | None) -> _Run:
-    config = compose_config([*overrides_of(folder), *overrides], config_dir=config_dir)
+    config = compose_config([*_kept(overrides_of(folder), overrides), *overrides], config_dir=config_dir)
     hooks = build_hooks(config)
     if not any(isinstance(hook, LateHook) for hook in hooks):
         raise ConfigError(f"The run in {folder} has no evaluation with a judge, so there is nothing to judge.")
     return _Run(folder, config, hooks)
+
+
+def _kept(saved: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Returns the run's overrides without the settings of a judge that ``given`` replaces by another."""
+    replaced = {place for group, place in map(_chosen, given) if group == "judge"}
+    return [
+        each
+        for each in saved
+        if not (_chosen(each)[1] in replaced or any(_chosen(each)[0].startswith(f"{place}.") for place in replaced))
+    ]
+
+
+def _chosen(override: str) -> tuple[str, str]:
+    """Returns the key of an override, and the place in the config at which it puts a group."""
+    key, _, place = override.lstrip("+~").split("=", 1)[0].partition("@")
+    return key, place or key
 
 
 def _finish(
@@ -176,7 +192,7 @@ class _View:
 
     def finish(self, summary: dict[str, Any], exit_code: int) -> None:
         if self.opened is not None:
-            self.opened.finish(newest_numbers(summary), exit_code)
+            self.opened.finish(newest_numbers(summary) | best_numbers(summary), exit_code)
 
 
 def _in_words(pending: dict[str, tuple[int, ...]]) -> str:

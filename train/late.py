@@ -51,18 +51,23 @@ class LateReports:
         self._run_folder, self._base_cache, self._progress = run_folder, base_cache, progress
         self._asked: queue.Queue[tuple[LateHook, int]] = queue.Queue()
         self._ended: queue.Queue[Arrival] = queue.Queue()
-        self._num_open = 0
+        self._open: list[int] = []
         self._is_cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def num_open(self) -> int:
         """How many evaluations were handed over and have not been taken from ``arrived``."""
-        return self._num_open
+        return len(self._open)
+
+    @property
+    def open_steps(self) -> set[int]:
+        """Their steps."""
+        return {*self._open}
 
     def submit(self, hook: LateHook, step: int) -> None:
         """Hands over an evaluation whose pictures are made."""
-        self._num_open += 1
+        self._open.append(step)
         self._asked.put((hook, step))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="physedit-judging", daemon=True)
@@ -73,12 +78,13 @@ class LateReports:
         found = []
         while not self._ended.empty():
             found.append(self._ended.get())
-        self._num_open -= len(found)
+        for arrival in found:
+            self._open.remove(arrival.step)
         return found
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Returns when an evaluation has ended, none is open, or ``is_over``."""
-        while self._num_open and self._ended.empty() and not is_over():
+        while self._open and self._ended.empty() and not is_over():
             time.sleep(_LOOK_S)
 
     def close(self) -> None:

@@ -177,17 +177,21 @@ class PicaBenchHook:
         base = self._sides.base(context)
         if base.folder not in self._scoring.done:
             self._make_base(context, base)
-            self._scoring.score_shared(work, base)
         reference = self._sides.input_copy(context) if self._has_reference else None
         if reference is not None and reference.folder not in self._scoring.done:
             self._make_input_copy(context, reference, base)
-            self._scoring.score_shared(work, reference)
         tuned = self._sides.tuned(context)
         self._forget_unknown(context, tuned)
-        if self._is_finished(work.ranks, base, tuned):
+        is_finished = self._is_finished(work.ranks, base, tuned)
+        if context.step > 0 and not is_finished:
+            edit_benchmark(context, self._sides.task(tuned, twin=base.folder))
+        # All pictures are there from here on: where the judge refuses, it can be done later without the editor.
+        self._scoring.score_shared(work, base)
+        if reference is not None:
+            self._scoring.score_shared(work, reference)
+        if is_finished:
             return load_report(tuned.folder)
         if context.step > 0:
-            edit_benchmark(context, self._sides.task(tuned, twin=base.folder))
             self._scoring.score(work, tuned, earlier=(base.folder,))
         return self._report(work.ranks, base, tuned, reference, step=context.step, started=started)
 
@@ -264,9 +268,12 @@ class PicaBenchHook:
     def _is_finished(self, ranks: Ranks, base: Side, tuned: Side) -> bool:
         keys, may_lack = self._report_keys(base, tuned), self._sides.edits.time_budget_s is not None
         found: list[bool] = []
-        ranks.together(
-            tuned.folder, lambda: found.append(self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack))
-        )
+
+        def look() -> None:
+            is_reported = self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack)
+            found.append(is_reported and load_report(tuned.folder).is_whole)
+
+        ranks.together(tuned.folder, look)
         return found[0]
 
     def _is_pending(self, run_folder: Path, step: int) -> bool:
