@@ -158,17 +158,21 @@ class CommandHook:
         seconds: float,
     ) -> None:
         before, after = sides
+        # What is over all items before its parts: a report begins with its first metric.
+        names = sorted({**after, **before}, key=lambda name: name.count("/"))
+        if unknown := sorted({*self._lower_is_better} - {*names}):
+            raise CommandFailed(
+                f"{self._name}.lower_is_better names {', '.join(unknown)}, but {self._command[0]} measures "
+                f"{', '.join(names)}. Name some of these."
+            )
         report = EvalReport(
             self._name,
             step,
-            {
-                f"{self._name}/{metric}": _change(before.get(metric), after.get(metric))
-                for metric in {**after, **before}
-            },
+            {f"{self._name}/{metric}": _change(before.get(metric), after.get(metric)) for metric in names},
             folder,
             (f"Measured by {' '.join(self._command)}, which gives no interval.",),
             seconds,
-            lower_is_better=frozenset(f"{self._name}/{m}" for m in self._lower_is_better if m in {**after, **before}),
+            lower_is_better=frozenset(f"{self._name}/{m}" for m in self._lower_is_better),
         )
         save_report(report, keys=keys, evidence={"command": list(self._command)})
 

@@ -56,7 +56,8 @@ def law_table(report: EvalReport) -> list[TableRow]:
     headline = headline_key(report)
     depth = headline.count("/") + 1
     by_law = [key for key in report.metrics if key.startswith(f"{headline}/") and key.count("/") == depth]
-    return [_row(report, headline, "All laws")] + [_row(report, key, law_name(_label(key))) for key in by_law]
+    title = "All laws" if by_law else _TITLES.get(_label(headline), _label(headline))
+    return [_row(report, headline, title)] + [_row(report, key, law_name(_label(key))) for key in by_law]
 
 
 def overall_table(report: EvalReport) -> list[TableRow]:

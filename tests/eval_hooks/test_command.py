@@ -168,6 +168,13 @@ def test_without_the_adapters_file_nothing_is_started_for_it(
         hook_of(SCORE, "{adapter}", "{step}").run(replace(context, adapter_file=None))
 
 
+def test_a_metric_that_is_not_measured_cannot_be_lower(
+    hook_of: Callable[..., CommandHook], context: EvalContext
+) -> None:
+    with pytest.raises(CommandFailed, match=r"names fid, but .* measures size, acc/Reflection"):
+        hook_of(SCORE, "{adapter}", "{step}", lower_is_better=["fid"]).run(context)
+
+
 def test_settings_that_start_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         CommandHook(name="command", command=[], cadence=Cadence())

@@ -169,3 +169,4 @@ def test_a_loss_that_falls_is_shown_as_good_and_its_report_is_read_back(tmp_path
     assert read == report
     html = write_html_report(tmp_path, [read], title="t").read_text(encoding="utf-8")
     assert '<span class="up">▼ -0.1000</span>' in html
+    assert [row.label for row in law_table(read)] == ["all"]

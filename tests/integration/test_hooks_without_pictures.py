@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from tests.support.runs import adapter_bytes, metrics_of, smoke_overrides
+from tests.support.runs import adapter_bytes, metrics_of, physedit, smoke_overrides
 
 from physedit.train import preflight
 from physedit.train.compose import compose_config
@@ -108,3 +108,22 @@ def test_a_program_that_only_the_run_names_is_not_started() -> None:
         check_typed_commands(config, ["seed=1"])
     check_typed_commands(config, [named])
     check_typed_commands(compose_config(["experiment=smoke", "eval=scenes"]), [])
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_cut_denoiser_measure_what_one_process_does(
+    world: Path, tmp_path: Path, both: list[str]
+) -> None:
+    given = [*both, "eval_steps=[]", "num_steps=2", "eval.heldout_loss.num_items=3"]  # odd: one rank passes in vain
+    losses = {}
+    for launch in ("none", "cpu_zero3"):
+        more = smoke_overrides(world, tmp_path / launch, launch, [*given, f"launch={launch}"])
+        ended = physedit("train", *more)
+        assert ended.returncode == 0, ended.stderr
+        folder = tmp_path / launch / launch
+        rows = json.loads((folder / "eval/heldout_loss/step_00000002/losses.json").read_text())["rows"]
+        losses[launch] = [row["losses"] for row in rows]
+        assert (folder / "eval/command/base/stdout.txt").read_text() == '{"size": 0.0}\n'
+    assert len(losses["none"]) == 3
+    for alone, shared in zip(losses["none"], losses["cpu_zero3"], strict=True):
+        assert shared == pytest.approx(alone, rel=1e-5)  # gradients of ranks add up in another order
