@@ -125,7 +125,7 @@ function parallelPlot(hook, now) {
   }));
   const annotations = axes.flatMap((axis, i) => axis.ticks.map((tick) => ({ x: i, y: tick.at, text: String(tick.value), showarrow: false, xshift: 6, xanchor: "left", font: { size: 11, color: "#5b6670" }, bgcolor: "rgba(255,255,255,0.75)" })));
   const shapes = axes.map((_, i) => ({ type: "line", x0: i, x1: i, y0: -0.03, y1: 1.03, line: { color: "#9aa4ad", width: 1 }, layer: "below" }));
-  return [traces, layoutOf({ height: 380, annotations, shapes, margin: { l: 30, r: 60, t: 12, b: 45 }, yaxis: { visible: false, range: [-0.08, 1.08] }, xaxis: { tickvals: axes.map((_, i) => i), ticktext: axes.map((axis) => axis.label), showgrid: false, zeroline: false, range: [-0.15, axes.length - 0.6] } })];
+  return [traces, layoutOf({ height: 380, annotations, shapes, margin: { l: 30, r: 60, t: 12, b: 100 }, legend: { orientation: "h", y: -0.5 }, yaxis: { visible: false, range: [-0.08, 1.08] }, xaxis: { tickangle: 20, tickvals: axes.map((_, i) => i), ticktext: axes.map((axis) => axis.label), showgrid: false, zeroline: false, range: [-0.15, axes.length - 0.6] } })];
 }
 
 const PLOTS = {

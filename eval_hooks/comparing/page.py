@@ -17,7 +17,7 @@ from physedit.eval_hooks.comparing.runs import CompareError
 from physedit.eval_hooks.comparing.tables import how_tested, runs_table, tests_table
 
 _PACKAGE = "physedit.eval_hooks.comparing"
-FLIPS = ("put right", "made worse", "both", "unchanged")
+FLIPS = ("gained", "lost", "both", "unchanged")
 
 
 def check_page_can_be_made() -> None:

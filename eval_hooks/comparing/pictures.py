@@ -34,7 +34,8 @@ class Cell:
         run: the run whose edit it is; None for the others.
         picture: as a data URI.
         answers: a mark and a word for each question; empty where nothing is asked.
-        flip: against the run's own base: ``put right``, ``made worse``, ``both`` or ``unchanged``; empty without a run.
+        flip: which of its answers changed sides against the run's own base: ``gained`` (only from wrong to right),
+            ``lost``, ``both`` or ``unchanged``; empty without a run.
     """
 
     title: str
@@ -135,8 +136,8 @@ def _flip(before: ItemRecord, after: ItemRecord) -> str:
     if gained and lost:
         return "both"
     if gained:
-        return "put right"
-    return "made worse" if lost else "unchanged"
+        return "gained"
+    return "lost" if lost else "unchanged"
 
 
 def _marks(answers: Sequence[Answer]) -> tuple[str, ...]:

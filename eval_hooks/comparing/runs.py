@@ -26,7 +26,8 @@ _OF_THE_EDITOR_OR_MACHINE = frozenset(
      "default_num_steps", "source", "sizes", "num_items"}
 )  # fmt: skip
 """Settings of an evaluation that two comparable ones may have different: what was evaluated, and where it ran."""
-_CHOOSES_ITEMS = frozenset({"benchmark", "limit", "per_law"})
+_CHOOSES_ITEMS = frozenset({"benchmark", "limit", "per_law", "data", "rows", "num_quantiles"})
+"""Settings that say what was edited or, by hooks that measure losses, what they were measured on."""
 Curve = tuple[tuple[int, float], ...]
 """Pairs of step and value, by ascending step."""
 
@@ -264,6 +265,8 @@ def _conditions(record: Mapping[str, Any]) -> dict[str, object]:
     found |= {f"judge.{key}": judge[key] for key in ("id", "protocol") if key in judge}
     if "in_use" in record.get("items", {}):
         found["benchmark.items"] = record["items"]["in_use"]
+    if "command" in record:
+        found["judge.command"] = record["command"]
     if "measures" in record:
         found["judge.measures"] = record["measures"]
     return found

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ABSENT = "-"
 _LEVEL = 0.05
+_LOSS = "train/loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Shown:
 
 
 def frame_of(comparison: Comparison) -> pd.DataFrame:
-    """Returns a row for each run: name, state, differing settings, then step and numbers by hook and metric.
+    """Returns a row for each run: name, state, differing settings, last loss, then step and numbers by hook and metric.
 
     The columns of a metric ``KEY`` over all items are ``KEY/base``, ``KEY``, ``KEY/change``, ``KEY/low``, ``KEY/high``
     (the 95 % interval of the change) and ``KEY/n``; of the headline's laws ``KEY`` and ``KEY/change``.
@@ -93,6 +94,8 @@ def write_markdown(comparison: Comparison) -> str:
         parts += [f"## {hook.hook}", _markdown(runs_table(comparison, hook))]
         parts += [f"Not alike, and compared all the same: {each}." for each in hook.differences]
         parts += list(hook.notes)
+    if not comparison.hooks and comparison.differing:
+        parts.append(_markdown(settings_table(comparison)))
     if comparison.tests:
         parts += ["## Paired tests", _markdown(tests_table(comparison.tests)), how_tested(comparison.tests)]
     return "\n\n".join([*parts, *comparison.notes]) + "\n"
@@ -117,6 +120,8 @@ def _frame_row(comparison: Comparison, place: int) -> dict[str, object]:
     run = comparison.runs[place]
     row: dict[str, object] = {"run": run.name, "place": run.place, "state": run.state}
     row |= {key: run.settings.get(key) for key in comparison.differing}
+    if loss := run.curves.get(_LOSS):
+        row[_LOSS] = loss[-1][1]
     for hook in comparison.hooks:
         each = hook.evaluations.get(run.name)
         if each is None:

@@ -14,8 +14,9 @@ from physedit.eval_hooks.comparing.comparison import Comparison, compare_runs, c
 from physedit.eval_hooks.comparing.files import write_page, write_tables
 from physedit.eval_hooks.comparing.page import comparison_page
 from physedit.eval_hooks.comparing.pictures import picture_rows
-from physedit.eval_hooks.comparing.runs import CompareError, Run, read_run
-from physedit.eval_hooks.comparing.tables import runs_table
+from physedit.eval_hooks.comparing.runs import CompareError, Evaluation, Run, read_run
+from physedit.eval_hooks.comparing.tables import runs_table, write_markdown
+from physedit.eval_hooks.hook import MetricChange
 from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record, published_source
 
 
@@ -109,6 +110,7 @@ def test_tables_hold_one_row_for_each_run(comparison: Comparison, tmp_path: Path
     assert float(rows[0]["picabench/acc/change"]) == 0.25
     assert float(rows[0]["picabench/acc/low"]) < 0.25 < float(rows[0]["picabench/acc/high"])
     assert float(rows[1]["optimizer.lr"]) == 4e-3
+    assert float(rows[1]["train/loss"]) == 0.005
     markdown = (tmp_path / "compare.md").read_text(encoding="utf-8")
     assert "| even | 400 | 75.0 % | +25.0 (" in markdown
     assert "all against even" in markdown
@@ -116,12 +118,34 @@ def test_tables_hold_one_row_for_each_run(comparison: Comparison, tmp_path: Path
     assert len(lengths) == 1
 
 
+def test_runs_that_were_never_evaluated_are_compared_by_settings_and_loss(runs: list[Run]) -> None:
+    bare = compare_runs([replace(run, evaluations={}) for run in runs])
+    assert (bare.hooks, bare.tests, bare.differing) == ((), (), ("optimizer.lr",))
+    assert "| optimizer.lr | 0.0001 | 0.004 |" in write_markdown(bare)
+    assert 'data-plot="curve"' in comparison_page(bare)
+
+
+def test_a_hook_of_losses_is_compared_without_tests_and_without_a_front(runs: list[Run]) -> None:
+    def measured(run: Run, loss: float) -> Run:
+        change = MetricChange(base=0.5, tuned=loss, change=loss - 0.5, ci95=(-0.4, 0.0), n=8)
+        metrics = {"heldout_loss/all": change, "heldout_loss/all/Reflection": change}
+        conditions = {"benchmark.data": "x", "benchmark.rows": [1, 2]}
+        found = Evaluation("heldout_loss", 400, metrics, conditions=conditions, lower_is_better=frozenset(metrics))
+        return replace(run, evaluations={"heldout_loss": found})
+
+    found = compare_runs([measured(runs[0], 0.3), measured(runs[1], 0.2)])
+    (hook,) = found.hooks
+    assert (hook.headline, hook.psnr, hook.front, found.tests) == ("heldout_loss/all", None, frozenset(), ())
+    assert runs_table(found, hook).rows[1][2:4] == ("0.2000", "-0.3000 (-0.4000 … +0.0000)")
+    assert 'data-plot="pareto"' not in comparison_page(found)
+
+
 def test_the_same_items_are_pictured_in_all_runs(comparison: Comparison) -> None:
     rows = picture_rows(comparison.hooks[0], per_law=1)
     assert [row.law for row in rows] == ["Causality", "Global State Transition", "Reflection"]
     assert all(row.index % 2 == 1 for row in rows)  # where the runs differ
     assert [cell.title for cell in rows[0].cells] == ["source", "base", "even", "all", "target"]
-    assert [cell.flip for cell in rows[0].cells] == ["", "", "unchanged", "put right", ""]
+    assert [cell.flip for cell in rows[0].cells] == ["", "", "unchanged", "gained", ""]
     assert rows[0].cells[3].answers == ("✓ yes", "✓ no")
 
 

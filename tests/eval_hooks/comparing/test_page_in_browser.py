@@ -87,10 +87,10 @@ def test_a_law_filters_pictures_and_plots(fresh: Tab) -> None:
 
 
 def test_a_flip_filters_pictures(fresh: Tab) -> None:
-    choose(fresh, "flip", "put right")
-    put_right = visible(fresh, ".item")
-    choose(fresh, "flip", "made worse")
-    assert put_right == 6
+    choose(fresh, "flip", "gained")
+    gained = visible(fresh, ".item")
+    choose(fresh, "flip", "lost")
+    assert gained == 6
     assert visible(fresh, ".item") == 0
     choose(fresh, "flip", "unchanged")
     assert visible(fresh, ".item") == 6  # those the first run left as they were
