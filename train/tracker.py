@@ -168,9 +168,7 @@ class MetricsFile:
         Raises:
             ValueError: a value is NaN or infinite.
         """
-        for key, value in metrics.items():
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
+        _refuse_infinite(step, metrics)
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({"step": step, **metrics}))
 
@@ -185,9 +183,18 @@ class MetricsFile:
         if earlier == [{"step": step, **metrics}]:
             return False
         if earlier:
-            write_json_lines(self._path, [line for line in lines if line not in earlier])
-        self.append(step, metrics)
+            _refuse_infinite(step, metrics)
+            kept = [line for line in lines if line not in earlier]
+            write_json_lines(self._path, [*kept, {"step": step, **metrics}])
+        else:
+            self.append(step, metrics)
         return True
+
+
+def _refuse_infinite(step: int, metrics: Mapping[str, float | None]) -> None:
+    for key, value in metrics.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
 
 
 def _is_of(key: str, hook: str) -> bool:

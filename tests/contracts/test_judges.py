@@ -12,7 +12,7 @@ from torch import Tensor
 import physedit.conf
 from physedit.data_loaders.sample import Box
 from physedit.data_loaders.scenes.scene import LAWS, Scene, draw_scene
-from physedit.eval_hooks.judges.judge import Judge, JudgeQuestion, Verdict, VerdictKind
+from physedit.eval_hooks.judges.judge import Judge, JudgeQuestion, JudgeUnavailable, Verdict, VerdictKind
 from physedit.train.build import build
 
 OPTIONS = {
@@ -25,10 +25,12 @@ NEED_A_MODEL = ASK_A_SERVER | {"qwen25_vl_local"}
 KNOW_ONLY_SCENES = frozenset({"pixel_rules"})
 """Options that refuse every question but the embedded world's."""
 SCENES = [draw_scene(law, seed) for law in LAWS for seed in range(2)]
+ANSWER_NOTHING = frozenset({"none"})
+"""Options that leave every question for later."""
 ANSWERS = {VerdictKind.YES, VerdictKind.NO}
 
 
-@pytest.fixture(params=sorted(OPTIONS.keys() - NEED_A_MODEL))
+@pytest.fixture(params=sorted(OPTIONS.keys() - NEED_A_MODEL - ANSWER_NOTHING))
 def name(request: pytest.FixtureRequest) -> str:
     option: str = request.param
     return option
@@ -56,7 +58,14 @@ def verdicts(judge: Judge, scene: Scene) -> list[Verdict]:
 
 def test_every_option_is_found() -> None:
     assert {"pixel_rules"} <= OPTIONS.keys()
-    assert OPTIONS.keys() == NEED_A_MODEL | KNOW_ONLY_SCENES
+    assert OPTIONS.keys() == NEED_A_MODEL | KNOW_ONLY_SCENES | ANSWER_NOTHING
+
+
+@pytest.mark.parametrize("name", sorted(ANSWER_NOTHING))
+def test_no_judge_leaves_every_question_open(name: str) -> None:
+    judge: Judge = build(OPTIONS[name])
+    with pytest.raises(JudgeUnavailable, match="physedit judge RUN"):
+        judge.answer(pictures(SCENES[0])[0], JudgeQuestion("Is it?", None))
 
 
 @pytest.mark.parametrize("name", sorted(NEED_A_MODEL))
