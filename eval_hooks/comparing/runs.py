@@ -154,7 +154,8 @@ def named_apart(runs: Sequence[Run]) -> tuple[Run, ...]:
             for run, name in zip(runs, names, strict=True)
         ]
     if len(set(names)) < len(names):
-        raise CompareError(f"The same run was given twice: {', '.join(sorted(n for n in names if names.count(n) > 1))}")
+        twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
+        raise CompareError(f"The same run was given twice: {twice}. Name each once.")
     return tuple(replace(run, name=name) for run, name in zip(runs, names, strict=True))
 
 
