@@ -102,6 +102,10 @@ class VisionClient:
             failing_since_s: float | None = None
             while True:
                 self._gate.pass_through()
+                if self._gate.is_shut.is_set():
+                    raise VisionUnavailable(
+                        f"{self.settings.name} is not asked any more: this process was told to stop"
+                    )
                 num_tries += 1
                 outcome = self._try_once(messages)
                 if isinstance(outcome, VisionReply):
@@ -122,6 +126,10 @@ class VisionClient:
                     )
                 logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
                 self._wait(outcome, wait_s)
+
+    def stop(self) -> None:
+        """Has nothing be sent any more, and ends the waits of questions under way; for the end of a process."""
+        self._gate.is_shut.set()
 
     def _try_once(self, messages: Sequence[VisionMessage]) -> VisionReply | Setback:
         import openai
@@ -204,7 +212,7 @@ class VisionClient:
         if setback.trouble is Trouble.BUSY:
             self._gate.close_for(wait_s)
         else:
-            time.sleep(wait_s)
+            self._gate.is_shut.wait(wait_s)
 
 
 def _connect(settings: VisionSettings) -> openai.OpenAI:

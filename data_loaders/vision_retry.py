@@ -80,11 +80,13 @@ class Gate:
     places: threading.BoundedSemaphore
     lock: threading.Lock = field(default_factory=threading.Lock)
     open_at: float = 0.0
+    is_shut: threading.Event = field(default_factory=threading.Event)
+    """Set once nothing is to be sent any more; ends all waits."""
 
     def pass_through(self) -> None:
-        """Waits until the time that the server has asked for is over."""
-        while (wait_s := self.open_at - time.monotonic()) > 0:
-            time.sleep(wait_s)
+        """Waits until the time that the server has asked for is over, or the gate is shut."""
+        while (wait_s := self.open_at - time.monotonic()) > 0 and not self.is_shut.is_set():
+            self.is_shut.wait(wait_s)
 
     def close_for(self, wait_s: float) -> None:
         """Makes everyone wait."""

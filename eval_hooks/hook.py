@@ -221,6 +221,13 @@ class LateHook(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Has ``finish`` come to its end soon, from another thread, because the process ends; it is not called again.
+
+        What is answered until then is kept.
+        """
+        ...
+
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Returns the SHA-256 of names, shapes, dtypes and values, independent of order and device."""

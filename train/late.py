@@ -52,6 +52,7 @@ class LateReports:
         self._asked: queue.Queue[tuple[LateHook, int]] = queue.Queue()
         self._ended: queue.Queue[Arrival] = queue.Queue()
         self._open: list[int] = []
+        self._under_way: LateHook | None = None
         self._is_cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -92,6 +93,9 @@ class LateReports:
         self._is_cancelled.set()
         if self._thread is None:
             return
+        under_way = self._under_way
+        if under_way is not None:
+            under_way.stop()
         self._thread.join(timeout=_LAST_ANSWERS_S)
         if self._thread.is_alive():
             logger.warning("The judge is still being waited for; its answers until now are kept.")
@@ -102,6 +106,7 @@ class LateReports:
                 hook, step = self._asked.get(timeout=_LOOK_S)
             except queue.Empty:
                 continue
+            self._under_way = hook
             try:
                 self._ended.put(self._finished(hook, step))
             except _Cancelled:

@@ -124,6 +124,10 @@ class RemoteJudge(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Has nothing be asked any more, because the process ends: questions raise ``JudgeUnavailable``."""
+        ...
+
     def price_usd(self, num_input_tokens: float, num_output_tokens: float) -> float | None:
         """What tokens cost, None where that is not known."""
         ...

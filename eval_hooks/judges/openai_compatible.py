@@ -191,6 +191,10 @@ class OpenAICompatibleJudge:
         asked = self._prepared(image, question)
         return unsent(image, question.box) if asked is None else self._remembered(asked)
 
+    def stop(self) -> None:
+        """Has nothing be asked any more, because the process ends; questions that wait end at once."""
+        self._client.stop()
+
     def price_usd(self, num_input_tokens: float, num_output_tokens: float) -> float | None:
         """What tokens cost by the two prices, None where one is not set."""
         settings = self._client.settings

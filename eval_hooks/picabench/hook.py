@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from physedit.data_loaders.sample import PromptLevel
 from physedit.eval_hooks.files import digest_of
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport, LateContext
-from physedit.eval_hooks.judges.judge import Judge
+from physedit.eval_hooks.judges.judge import Judge, RemoteJudge
 from physedit.eval_hooks.picabench.benchmark import check_benchmark
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.edit_task import EditSettings
@@ -235,6 +235,11 @@ class PicaBenchHook:
         if context.step > 0:
             self._scoring.score(work, tuned, earlier=(base.folder,))
         return self._report(ranks, base, tuned, reference, step=context.step, started=started)
+
+    def stop(self) -> None:
+        """Has a judge on a server not be asked any more, because the process ends."""
+        if isinstance(self._scoring.judge, RemoteJudge):
+            self._scoring.judge.stop()
 
     @cached_property
     def _settings_key(self) -> str:

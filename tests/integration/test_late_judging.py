@@ -149,6 +149,25 @@ def test_a_stop_in_training_ends_the_judge_beside_it_and_the_resumed_run_judges(
     assert lines_of(run) == lines_of(whole)
 
 
+def test_a_stop_does_not_wait_for_a_server_that_is_away(run_smoke, monkeypatch):
+    """Questions are asked again for ten minutes; a run that is stopped ends their waits."""
+
+    def stop(events):
+        while not server.asked:
+            time.sleep(0.01)
+        events.stop.signal_number = 15
+
+    at_the_end(monkeypatch, stop)
+    with judge_server(always=failing(503, "restarting")) as server:
+        before = set(threading.enumerate())
+        started = time.monotonic()
+        with pytest.raises(Stopped):
+            run_smoke(*BESIDE, *asking(server, "cache_folder=null", "patience_s=600"), name="run")
+    assert time.monotonic() - started < 60
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not [name for name in left if name.startswith(("physedit-judging", "ThreadPoolExecutor"))]
+
+
 def test_an_outage_is_mended_by_the_verb_once_and_at_the_right_steps(run_smoke, capsys):
     with judge_server([Reply()] * 5, failing(503, "restarting")) as server:
         settings = (*HOOK, *asking(server, "cache_folder=null"))

@@ -33,6 +33,9 @@ class Hook:
     def pending(self, run_folder: Path, last_step: int) -> tuple[int, ...]:
         return ()
 
+    def stop(self) -> None:
+        """It ends by itself."""
+
     def finish(self, context: LateContext) -> EvalReport:
         while not self.may_judge.is_set():
             context.progress(0, 1, "waiting")
