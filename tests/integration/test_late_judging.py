@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.judge_server import Reply, failing, judge_server
+from tests.support.judge_server import NO, YES, Reply, failing, judge_server
 from tests.support.runs import StopAfter, adapter_bytes, metrics_of
+from tests.support.stand_ins import write_benchmark
 
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.train.checkpoint import step_folders
@@ -214,3 +215,25 @@ def test_a_judge_that_refuses_is_replaced_by_another_and_wandb_gets_the_points_u
     assert {folder.name.rpartition("-")[2] for folder in offline} == {(run / "wandb" / "run_id").read_text()}
     assert verb(run, "judge@eval.scenes.judge=pixel_rules") == 0
     assert len(list((run / "wandb").glob("offline-run-*"))) == 2, "nothing to log, so nothing is opened"
+
+
+def test_picabench_acc_names_the_best_where_the_judge_answers_late(run_smoke, tmp_path, gate, monkeypatch):
+    """A server answers about pictures by their bytes, so checkpoints differ; the best one is kept and named."""
+    benchmark = write_benchmark(tmp_path / "bench", 6)
+    at_the_end(monkeypatch, lambda _events: gate.set())
+
+    def by_picture(asked):
+        return Reply(text=YES if sum(asked.picture) % 2 else NO)
+
+    with judge_server(always=by_picture) as server:
+        settings = (
+            "eval=picabench", f"picabench.benchmark={benchmark}", "picabench.revision=null", "judge=openai_compatible",
+            f"judge.base_url={server.base_url}", "judge.model=seer", "eval.picabench.num_steps=1", "eval_steps=[2,4,6]",
+            "eval.picabench.background=true", "best_metric=picabench/acc", "checkpoint.keep=1",
+        )  # fmt: skip
+        run = run_smoke(*settings, name="run")
+    lines = {line["step"]: line["picabench/acc"] for line in metrics_of(run) if "picabench/acc" in line}
+    assert sorted(lines) == STEPS
+    best = max(STEPS[1:], key=lambda step: (lines[step], -step))
+    assert json.loads((run / "summary.json").read_text())["best"]["step"] == best
+    assert saved(run) == sorted({best, 8})
