@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import pytest
-from tests.support.browser import Tab, find_browser, opened
+from tests.support.browser import Tab, needs_browser, opened
 from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, write_benchmark
 
 from physedit.eval_hooks.hook import Cadence
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.report import write_html_report
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
+pytestmark = needs_browser
 
 
 def choose(tab: Tab, name: str, value: str) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
           "--disable-background-networking", "--window-size=1280,1600", "--remote-debugging-pipe")  # fmt: skip
@@ -20,6 +22,12 @@ _TIMEOUT_S = 120
 
 def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+needs_browser = pytest.mark.skipif(
+    find_browser() is None and "PHYSEDIT_MUST_BROWSE" not in os.environ,
+    reason="no Chromium is installed (apt-get install chromium); with PHYSEDIT_MUST_BROWSE=1 its tests fail instead",
+)
 
 
 @dataclass

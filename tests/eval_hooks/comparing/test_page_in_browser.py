@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.browser import Tab, find_browser, opened
+from tests.support.browser import Tab, needs_browser, opened
 
 from physedit.eval_hooks.comparing.comparison import compare_runs
 from physedit.eval_hooks.comparing.files import write_page
 from physedit.eval_hooks.comparing.runs import read_run
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
+pytestmark = needs_browser
 
 DRAWN = "Number(document.body?.dataset.drawn || 0)"
 PLOTS = ["change", "change-psnr", "laws", "pareto", "curve", "parallel"]
