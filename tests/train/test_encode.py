@@ -545,7 +545,7 @@ ENCODING_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     QwenImageEdit.encode_pictures, QwenImageEdit.encode_text, QwenImageEdit._encode_picture, QwenImageEdit._seen,
     qwen_text.QwenTextStates._encode,
 )  # fmt: skip
-ENCODING_SOURCE = (1, "b951f1b6df5e2b8c")
+ENCODING_SOURCE = (1, "68d9727fbe001a60")
 """``ENCODING_VERSION`` and the hash of the functions above at that version."""
 
 
