@@ -3,6 +3,7 @@
 Shape legend: H W pixels.
 """
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,10 +167,20 @@ class _Sheet:
         return self._MARGIN + column * (self._width + self._MARGIN)
 
     def _fitted(self, text: str) -> str:
+        """Returns the text, or as much of its start as has room, measured a few times however long it is."""
         room, font = self.image.width - 2 * self._MARGIN, ImageFont.load_default(14)
-        while len(text) > 1 and self._pen.textlength(text, font=font) > room:
-            text = text[:-2].rstrip(" .") + "…"
-        return text
+        start = text[:room]  # a sign is about a pixel wide at least
+        if start == text and self._pen.textlength(text, font=font) <= room:
+            return text
+
+        def cut(length: int) -> str:
+            return start[:length].rstrip(" .") + "…"
+
+        lengths = range(1, len(start) + 1)
+        num_fitting = bisect.bisect_right(
+            lengths, room, key=lambda length: self._pen.textlength(cut(length), font=font)
+        )
+        return cut(max(num_fitting, 1))
 
 
 def _story(base: ItemRecord, tuned: ItemRecord) -> str:
