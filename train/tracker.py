@@ -1,6 +1,6 @@
 """Where a run's numbers go: metrics.jsonl always, wandb as a view of it when asked.
 
-The only module that imports wandb.
+Only this module and ``wandb_runs``, which reads runs back, import wandb.
 """
 
 import logging
