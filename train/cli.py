@@ -198,7 +198,7 @@ def edit(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; default: edits/IMAGE_HASH.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise, which base and adapter share.")] = 0,
-    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 28,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the backbone's own.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the backbone's own.")] = None,
     config_dir: ConfigDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print edit.json instead of the files' names.")] = False,

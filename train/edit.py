@@ -38,8 +38,6 @@ from physedit.train.saved_adapter import SavedAdapter, attach, check_saved, read
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STEPS = 28
-"""Source: the default of FluxKontextPipeline, diffusers."""
 MOST_STEPS = 1000
 """Source: ``num_train_timesteps`` of the released schedulers, diffusers."""
 DEFAULT_ROOT = Path("edits")
@@ -57,15 +55,24 @@ class EditRequest:
         images: the source, then further references.
         prompt: the instruction.
         seed: of the noise, which base and adapter share: that of ``torch.Generator().manual_seed``.
-        num_steps: denoising steps, at least 1.
+        num_steps: denoising steps, at least 1; None asks for the backbone's own.
         guidance: the guidance scale; None asks for the backbone's own.
     """
 
     images: tuple[Path, ...]
     prompt: str
     seed: int = 0
-    num_steps: int = DEFAULT_STEPS
+    num_steps: int | None = None
     guidance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """How the pictures are sampled, with the backbone's own values where none were given."""
+
+    seed: int
+    num_steps: int
+    guidance: float
 
 
 def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Path | None) -> Path:
@@ -99,17 +106,17 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
     if saved is not None:
         attach(backbone, saved)
     backbone.to(device)
-    guidance = backbone.default_guidance if request.guidance is None else request.guidance
+    sampling = _sampling(request, backbone)
     edited, seconds = {}, {}
     for name, switch in _editors(backbone, saved).items():
-        logger.info("Editing with the %s: %d steps on %s.", _SAID[name], request.num_steps, device)
+        logger.info("Editing with the %s: %d steps on %s.", _SAID[name], sampling.num_steps, device)
         started = time.monotonic()
         with switch:
-            edited[name] = _edited(backbone, pictures, request, guidance)
+            edited[name] = _edited(backbone, pictures, request.prompt, sampling)
         seconds[name] = round(time.monotonic() - started, 2)
         logger.info("Done in %.1f s.", seconds[name])
     record = {
-        **_given(request, pictures, guidance),
+        **_given(request, pictures, sampling),
         "size": _size(edited["base"]),
         "weights": str(config.backbone.weights),
         "backbone": OmegaConf.to_container(config.backbone, resolve=True),
@@ -136,7 +143,7 @@ def check_request(request: EditRequest) -> None:
             raise ConfigError(f"--image {path} {found}. Give a picture file.")
     if not request.prompt.strip():
         raise ConfigError("--prompt is empty. Say what is to be edited, such as --prompt 'Remove the chair.'")
-    if not 1 <= request.num_steps <= MOST_STEPS:
+    if request.num_steps is not None and not 1 <= request.num_steps <= MOST_STEPS:
         raise ConfigError(f"--steps {request.num_steps} was asked for; an edit takes at least 1, at most {MOST_STEPS}.")
     if not 0 <= request.seed < 2**63:
         raise ConfigError(f"--seed {request.seed} must lie in 0 to 2^63 - 1.")
@@ -212,27 +219,33 @@ def _editors(backbone: Backbone, saved: SavedAdapter | None) -> dict[str, Abstra
     return {"base": without_adapter(backbone.denoiser), "tuned": nullcontext()}
 
 
-def _edited(backbone: Backbone, pictures: Sequence[Tensor], request: EditRequest, guidance: float) -> Tensor:
+def _sampling(request: EditRequest, backbone: Backbone) -> _Sampling:
+    return _Sampling(
+        seed=request.seed,
+        num_steps=backbone.default_num_steps if request.num_steps is None else request.num_steps,
+        guidance=backbone.default_guidance if request.guidance is None else request.guidance,
+    )
+
+
+def _edited(backbone: Backbone, pictures: Sequence[Tensor], prompt: str, sampling: _Sampling) -> Tensor:
     try:
         edited = backbone.edit(
             backbone.denoiser,
             [pictures],
-            [request.prompt],
-            num_steps=request.num_steps,
-            guidance=guidance,
-            generators=[torch.Generator().manual_seed(request.seed)],
+            [prompt],
+            num_steps=sampling.num_steps,
+            guidance=sampling.guidance,
+            generators=[torch.Generator().manual_seed(sampling.seed)],
         )
     except ValueError as error:
         raise ConfigError(f"This edit cannot be made: {error}") from error
     return edited[0]
 
 
-def _given(request: EditRequest, pictures: Sequence[Tensor], guidance: float) -> dict[str, object]:
+def _given(request: EditRequest, pictures: Sequence[Tensor], sampling: _Sampling) -> dict[str, object]:
     return {
         "prompt": request.prompt,
-        "seed": request.seed,
-        "num_steps": request.num_steps,
-        "guidance": guidance,
+        **asdict(sampling),
         "images": [
             {"path": str(path), "sha256": file_digest(path), **_size(picture)}
             for path, picture in zip(request.images, pictures, strict=True)

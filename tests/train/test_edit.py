@@ -99,6 +99,16 @@ def test_pictures_are_the_backbones_own_edits_from_one_noise(
     assert not torch.equal(base, tuned)
 
 
+def test_steps_and_guidance_are_the_backbones_own_unless_given(picture: Path, tmp_path: Path) -> None:
+    asked = ["--image", picture, "--prompt", PROMPT, "--seed", SEED]
+    own = ("backbone.edit_steps=3", "backbone.edit_guidance=2.0")
+    run(*asked, "--out", tmp_path / "own", *PLUS, *own)
+    run(*asked, "--out", tmp_path / "asked", "--steps", 3, "--guidance", 2, *PLUS)
+    record = json.loads((tmp_path / "own" / "edit.json").read_text())
+    assert (record["num_steps"], record["guidance"]) == (3, 2.0)
+    assert (tmp_path / "own" / "base.png").read_bytes() == (tmp_path / "asked" / "base.png").read_bytes()
+
+
 def test_an_adapter_that_changes_nothing_gives_the_base(picture: Path, tmp_path: Path) -> None:
     file = write_adapter_of(build(), tmp_path / "adapter", LoraSettings(4, 4.0), size=0)
     run("--adapter", file, *usual(picture, tmp_path / "out"), *TINY)
