@@ -14,6 +14,7 @@ removed is renamed first, so that a kill never leaves half of it under its name,
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -83,21 +84,23 @@ class CheckpointStore:
             raise
         replaced = self.folder / f".{final.name}{_REPLACED}"
         if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
             final.replace(replaced)
         partial.replace(final)
         _sync(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
         return final
 
     def tidy(self) -> None:
         """Ends what a kill cut off: puts back what was to be replaced, removes the rest. Only rank 0 calls it."""
         for path in sorted(self.folder.glob(".step_*")):
+            if not _LEFT.fullmatch(path.name):
+                continue
             final = self.folder / path.name[1:].removesuffix(_REPLACED)
             if path.name.endswith(_REPLACED) and not final.exists():
                 path.replace(final)
             else:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
     def newest(self) -> Path | None:
         """Returns the newest complete checkpoint, or None before the first; broken ones are named in the log.
@@ -125,7 +128,7 @@ class CheckpointStore:
         for later in step_folders(self.folder):
             if later.name > path.name:
                 aside = self.folder / f"broken_{later.name}"
-                shutil.rmtree(aside, ignore_errors=True)
+                _remove(aside)
                 later.rename(aside)
 
     def load(self, path: Path) -> Snapshot:
@@ -147,13 +150,16 @@ class CheckpointStore:
         )
 
     def prune(self, keep: int, protected: Collection[int]) -> None:
-        """Removes all but the ``keep`` newest checkpoints and those of the ``protected`` steps."""
+        """Removes all but the ``keep`` newest checkpoints and those of the ``protected`` steps; other folders stay."""
         kept = {step_name(step) for step in protected}
         for path in step_folders(self.folder)[:-keep]:
             if path.name not in kept:
                 removed = self.folder / f".{path.name}.removed"
                 path.replace(removed)
-                shutil.rmtree(removed)
+                if removed.is_symlink():
+                    removed.unlink()
+                else:
+                    shutil.rmtree(removed)
 
     def _fill(self, folder: Path, snapshot: Snapshot) -> None:
         (folder / "adapter").mkdir()
@@ -171,6 +177,9 @@ class CheckpointStore:
 
 _LIVE = "live/"
 _REPLACED = ".replaced"
+_NAME = re.compile(r"step_\d{8}")
+_LEFT = re.compile(rf"\.{_NAME.pattern}\.(partial|replaced|removed)")
+"""What a kill may leave of a save or a removal."""
 
 
 def step_name(step: int) -> str:
@@ -179,8 +188,8 @@ def step_name(step: int) -> str:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Returns the checkpoint folders in the order of their steps."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    """Returns the checkpoint folders in the order of their steps; copies under names of another form are none."""
+    return sorted(path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir())
 
 
 def verify(path: Path) -> None:
@@ -209,6 +218,14 @@ def verify(path: Path) -> None:
 
 def _describe(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint folder, or the link to one that lies elsewhere, as far as that is possible."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _files_below(folder: Path) -> list[Path]:

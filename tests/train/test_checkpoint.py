@@ -204,6 +204,32 @@ def test_prune_keeps_the_newest_and_the_best(editor, tmp_path):
     assert step_folders(tmp_path) == [paths[0], paths[2], paths[3]]
 
 
+def test_copies_under_other_names_stay_and_are_no_checkpoints(editor, tmp_path):
+    store = store_of(editor, tmp_path)
+    paths = [store.save(snapshot_of(editor, step)) for step in (1, 2, 3)]
+    foreign = ["step_00000002_best", "step_00000009 copy", "step_9", ".step_00000003.notes", "step_"]
+    for name in foreign:
+        shutil.copytree(paths[1], tmp_path / name)
+    store.tidy()
+    assert store.newest() == paths[2]
+    store.set_aside_after(paths[1])
+    store.prune(keep=1, protected=())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*foreign, paths[1].name, f"broken_{paths[2].name}"]
+    )
+
+
+def test_of_a_checkpoint_that_was_moved_and_linked_the_link_goes_and_the_folder_stays(editor, tmp_path):
+    store, elsewhere = store_of(editor, tmp_path / "checkpoints"), tmp_path / "elsewhere"
+    older, _newer = (store.save(snapshot_of(editor, step)) for step in (1, 2))
+    older.rename(elsewhere)
+    older.symlink_to(elsewhere)
+    assert store.load(older).progress.step == 1
+    store.prune(keep=1, protected=())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+    assert (elsewhere / "manifest.json").is_file()
+
+
 def test_another_layout_version_is_refused(editor, tmp_path):
     path = store_of(editor, tmp_path).save(snapshot_of(editor, 1))
     manifest = json.loads((path / "manifest.json").read_text())
