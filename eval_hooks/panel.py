@@ -7,6 +7,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -21,6 +22,8 @@ from physedit.eval_hooks.picabench.measure import read_records, reading_of
 
 COLUMNS = ("source", "base", "tuned", "target")
 _BASE_FOLDER = "base"
+
+Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,8 @@ class _Sheet:
         top = self._HEADING + number * self._row_height
         title_font, text_font = ImageFont.load_default(17), ImageFont.load_default(14)
         self._pen.text((self._MARGIN, top), row.title, fill="black", font=title_font)
-        self._pen.text((self._MARGIN, top + 21), self._fitted(row.text), fill="#444444", font=text_font)
+        text = fitted(self._pen, row.text, self.image.width - 2 * self._MARGIN, text_font)
+        self._pen.text((self._MARGIN, top + 21), text, fill="#444444", font=text_font)
         for column, name in enumerate(self._columns):
             if name in row.pictures:
                 picture = as_image(row.pictures[name])
@@ -166,21 +170,20 @@ class _Sheet:
     def _left(self, column: int) -> int:
         return self._MARGIN + column * (self._width + self._MARGIN)
 
-    def _fitted(self, text: str) -> str:
-        """Returns the text, or as much of its start as has room, measured a few times however long it is."""
-        room, font = self.image.width - 2 * self._MARGIN, ImageFont.load_default(14)
-        start = text[:room]  # a sign is about a pixel wide at least
-        if start == text and self._pen.textlength(text, font=font) <= room:
-            return text
 
-        def cut(length: int) -> str:
-            return start[:length].rstrip(" .") + "…"
+def fitted(pen: ImageDraw.ImageDraw, text: str, room_px: int, font: Font) -> str:
+    """Returns the text on one line, or as much of its start as has room, measured a few times however long it is."""
+    whole = " ".join(text.split())
+    start = whole[:room_px]  # a sign is about a pixel wide at least
+    if start == whole and pen.textlength(whole, font=font) <= room_px:
+        return whole
 
-        lengths = range(1, len(start) + 1)
-        num_fitting = bisect.bisect_right(
-            lengths, room, key=lambda length: self._pen.textlength(cut(length), font=font)
-        )
-        return cut(max(num_fitting, 1))
+    def cut(length: int) -> str:
+        return start[:length].rstrip(" .") + "…"
+
+    lengths = range(1, len(start) + 1)
+    num_fitting = bisect.bisect_right(lengths, room_px, key=lambda length: pen.textlength(cut(length), font=font))
+    return cut(max(num_fitting, 1))
 
 
 def _story(base: ItemRecord, tuned: ItemRecord) -> str:

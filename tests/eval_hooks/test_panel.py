@@ -41,3 +41,7 @@ def test_a_long_text_is_cut_to_what_has_room_in_a_few_steps(
 
 def test_a_text_that_has_room_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn_caption(tmp_path, monkeypatch, "a. lamp.")[0] == "a. lamp."
+
+
+def test_a_text_of_several_lines_is_written_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn_caption(tmp_path, monkeypatch, "a\nb\r\n\tc")[0] == "a b c"
