@@ -4,6 +4,7 @@ Shape legend: H W pixels.
 """
 
 import bisect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +182,10 @@ def fitted(pen: ImageDraw.ImageDraw, text: str, room_px: int, font: Font) -> str
     def cut(length: int) -> str:
         return start[:length].rstrip(" .") + "…"
 
-    lengths = range(1, len(start) + 1)
-    num_fitting = bisect.bisect_right(lengths, room_px, key=lambda length: pen.textlength(cut(length), font=font))
+    def width_px(length: int) -> int:
+        return math.ceil(pen.textlength(cut(length), font=font))
+
+    num_fitting = bisect.bisect_right(range(1, len(start) + 1), room_px, key=width_px)
     return cut(max(num_fitting, 1))
 
 
