@@ -27,6 +27,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from physedit.data_loaders.picture_files import open_picture, problem_of
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, Origin
 
@@ -115,11 +116,10 @@ def read_rgb(path: Path) -> Tensor:
         DatasetRowError: as ``decode_rgb``, or the file cannot be read.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DatasetRowError(
-            f"The picture file {path} cannot be read: {error}.", reason=RowProblem.MISSING_FILE
-        ) from error
+        with open_picture(path) as stream:
+            data = stream.read()
+    except (OSError, ValueError) as error:
+        raise DatasetRowError(f"The picture file {path} cannot be read: {error}.", reason=problem_of(error)) from error
     return decode_rgb(data, Origin(str(path), 0))
 
 
@@ -148,6 +148,10 @@ def _attempt(step: Callable[[], _T], problem: RowProblem, origin: Origin, num_by
         raise
     # Pillow's readers raise whatever parsing meets: struct.error, IndexError, EOFError, zlib.error and more.
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; Pillow's own have no number
+            raise DatasetRowError(
+                f"The picture in {origin} cannot be read: {error}.", reason=RowProblem.NOT_READABLE
+            ) from error
         is_bomb = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning)
         # Pillow names the buffer in memory, which tells nothing.
         reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")

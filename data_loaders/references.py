@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from physedit.data_loaders.buckets import NO_BUCKET, Buckets, SizeRule
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import EditDataset, PictureSizeError
 from physedit.data_loaders.workers import end_with_parent_alone
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of what is kept; raised when the same file and row would give another entry."""
 _CHUNK_ROWS = 256
+_REFUSED = -1
+"""The size in rows with a file that could not be read, until it is known that they are kept nowhere."""
 
 ReferenceSizes = NDArray[np.int32]
 """``[N, R, 2]``: height and width of each reference; 0 where a row has none, or has a problem."""
@@ -30,6 +33,8 @@ ReferenceSizes = NDArray[np.int32]
 
 def reference_sizes(dataset: EditDataset, cache_folder: Path, *, num_workers: int) -> ReferenceSizes:
     """Returns the sizes of all references, from ``cache_folder`` if they are there, else read and kept.
+
+    They are not kept while there is a row with a file that is refused, which may be readable the next time.
 
     Rows without references cost nothing: R is 0 then, and no header is read. Processes may call it at once.
 
@@ -47,6 +52,8 @@ def reference_sizes(dataset: EditDataset, cache_folder: Path, *, num_workers: in
     if kept is not None:
         return kept
     made = np.concatenate(list(_chunks(dataset, num_workers)))
+    if made.min(initial=0) == _REFUSED:
+        return made.clip(min=0)
     _write(file, made)
     return made
 
@@ -98,8 +105,10 @@ class _Headers(Dataset[ReferenceSizes]):
         numbers = range(first, min(first + _CHUNK_ROWS, len(self._dataset)))
         found = np.zeros((len(numbers), self._dataset.max_references, 2), np.int32)
         for row, number in zip(found, numbers, strict=True):
-            sizes = self._dataset.header(number).references
-            row[: len(sizes)] = np.array(sizes, np.int32).reshape(-1, 2)
+            header = self._dataset.header(number)
+            row[: len(header.references)] = np.array(header.references, np.int32).reshape(-1, 2)
+            if header.problem == RowProblem.NOT_READABLE:
+                row[:] = _REFUSED
         return found
 
 

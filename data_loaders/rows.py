@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
+from physedit.data_loaders.picture_files import open_picture, problem_of
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, Origin, PromptLevel
 
@@ -127,7 +128,10 @@ class PictureFile:
             DatasetRowError: there is no such file, or it cannot be read.
         """
         with self.open() as stream:
-            return stream.read()
+            try:
+                return stream.read()
+            except OSError as error:
+                raise self._refused(error) from error
 
     def open(self) -> BinaryIO:
         """Returns the open file.
@@ -136,15 +140,19 @@ class PictureFile:
             DatasetRowError: there is no such file, or it cannot be read.
         """
         try:
-            return self.path.open("rb")
-        # A name with a null sign, or one that the locale cannot spell, is a ValueError.
+            return open_picture(self.path)
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise DatasetRowError(
-                f"{self.named_by} names the picture '{self.path.name}', but {self.path} is no file that can be read: "
-                f"{reason}. Names must be exact.",
-                reason=RowProblem.MISSING_FILE,
-            ) from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError | ValueError) -> DatasetRowError:
+        problem = problem_of(error)
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = " Names must be exact." if problem is RowProblem.MISSING_FILE else ""
+        return DatasetRowError(
+            f"{self.named_by} names the picture '{self.path.name}', but {self.path} is no file that can be read: "
+            f"{reason}.{remedy}",
+            reason=problem,
+        )
 
 
 def row_name(origin: Origin) -> str:

@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import EditDataset, RowHeader
 from physedit.data_loaders.workers import end_with_parent_alone
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of what is kept; raised when the same file and row would give another entry."""
 NONE = -1
 _CHUNK_ROWS = 256
@@ -49,7 +50,8 @@ class SizeIndex:
     def of(dataset: EditDataset, cache_folder: Path, *, num_workers: int) -> "SizeIndex":
         """Returns the index of ``dataset``, from ``cache_folder`` if it is there, else made and kept.
 
-        Processes may call it at once: each writes on its own, and the first one's index stays.
+        Processes may call it at once: each writes on its own, and the first one's index stays. Rows whose files could
+        not be read are looked at again, for access is nothing that the fingerprint tells.
 
         Args:
             dataset: its ``fingerprint`` names the index; no picture is decoded.
@@ -59,8 +61,10 @@ class SizeIndex:
         name = f"{FORMAT}/{len(dataset)}/{dataset.fingerprint}"
         folder = cache_folder / hashlib.sha256(name.encode()).hexdigest()[:32]
         kept = _read(folder)
-        if kept is not None:
+        if kept is not None and not _is_outdated(kept, dataset):
             return kept
+        if kept is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         started = time.monotonic()
         made = _index(dataset, num_workers)
         _write(folder, made)
@@ -113,6 +117,14 @@ def _packed(headers: list[RowHeader]) -> _Chunk:
         row["law"] = NONE if header.law is None else laws.setdefault(header.law, len(laws))
         row["problem"] = NONE if header.problem is None else problems.setdefault(header.problem, len(problems))
     return _Chunk(rows, tuple(laws), tuple(problems))
+
+
+def _is_outdated(kept: SizeIndex, dataset: EditDataset) -> bool:
+    """True if a row whose file could not be read can be by now, or has another problem."""
+    if RowProblem.NOT_READABLE not in kept.problems:
+        return False
+    refused = np.flatnonzero(kept.rows["problem"] == kept.problems.index(RowProblem.NOT_READABLE))
+    return any(dataset.header(int(row)).problem != RowProblem.NOT_READABLE for row in refused)
 
 
 def _index(dataset: EditDataset, num_workers: int) -> SizeIndex:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from physedit.data_loaders.picture_files import problem_of
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.rows import digest, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, DatasetRowError, Origin
@@ -43,7 +44,7 @@ class TarMember:
                 stream.seek(self.offset)
                 return stream.read(self.size)
         except OSError as error:
-            raise DatasetRowError(f"{self.shard} cannot be read: {error}.", reason=RowProblem.MISSING_FILE) from error
+            raise DatasetRowError(f"{self.shard} cannot be read: {error}.", reason=problem_of(error)) from error
 
     def open(self) -> BinaryIO:
         """Returns a stream over the member's bytes."""

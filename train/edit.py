@@ -181,7 +181,7 @@ def _read_picture(path: Path) -> Tensor:
         return read_rgb(path)
     except DatasetRowError as error:
         # The messages speak of rows of a data set; that of a file that cannot be read does not.
-        if error.reason == RowProblem.MISSING_FILE:
+        if error.reason in (RowProblem.MISSING_FILE, RowProblem.NOT_READABLE):
             raise ConfigError(f"--image {path} cannot be used: {error}") from error
         raise ConfigError(
             f"--image {path} cannot be used: {error.reason}. Give a picture that can be decoded to its end, with whole "

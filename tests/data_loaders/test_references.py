@@ -7,6 +7,7 @@ import numpy as np
 from tests.support.plain_pairs import PlainPairs
 
 from physedit.data_loaders.buckets import NO_BUCKET, Buckets
+from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.references import reference_sizes, with_references
 from physedit.data_loaders.sample import PictureSizeError, RowHeader
 
@@ -45,6 +46,12 @@ def test_sizes_are_read_once_and_kept(tmp_path: Path) -> None:
     assert np.array_equal(again, found)
     assert len(dataset.looked_at) == 7
     assert np.array_equal(reference_sizes(dataset, tmp_path / "other", num_workers=2), found)
+
+
+def test_sizes_are_not_kept_while_a_file_is_refused(tmp_path: Path) -> None:
+    refused = WithReferences(7, problems={3: RowProblem.NOT_READABLE}, given=GIVEN, max_references=2, title="same")
+    assert reference_sizes(refused, tmp_path, num_workers=0)[3].tolist() == [[0, 0], [0, 0]]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from tests.support.plain_pairs import PlainPairs
 
 from physedit.data_loaders.problems import RowProblem
+from physedit.data_loaders.sample import RowHeader
 from physedit.data_loaders.size_index import NONE, SizeIndex
 
 LAWS = ("Reflection", None, "Causality")
@@ -81,3 +83,27 @@ def test_processes_that_make_it_at_once_leave_one_whole_index(tmp_path: Path) ->
 
 def _make(folder: Path) -> None:
     SizeIndex.of(dataset(), folder, num_workers=0)
+
+
+def test_rows_that_could_not_be_read_are_looked_at_again(tmp_path: Path) -> None:
+    data = replace(dataset(), problems={3: RowProblem.NOT_READABLE, 5: RowProblem.MISSING_FILE})
+    refused = SizeIndex.of(data, tmp_path, num_workers=0)
+    data.looked_at.clear()
+    assert np.array_equal(SizeIndex.of(data, tmp_path, num_workers=0).rows, refused.rows)
+    assert data.looked_at == [3]  # what was missing is not: its file's name, size and time are in the fingerprint
+    mended = AfterAccess(**{each.name: getattr(data, each.name) for each in fields(data)})
+    for _ in range(2):
+        index = SizeIndex.of(mended, tmp_path, num_workers=0)
+        assert index.source(3) == mended.size(3)
+        assert np.flatnonzero(index.rows["problem"] != NONE).tolist() == [5]
+    assert mended.looked_at.count(4) == 1
+
+
+class AfterAccess(PlainPairs):
+    """The same files, named alike, when they can be read."""
+
+    def header(self, index: int) -> RowHeader:
+        found = super().header(index)
+        if found.problem != RowProblem.NOT_READABLE:
+            return found
+        return RowHeader(self.size(index), self.target_size(index), None, None, None)
