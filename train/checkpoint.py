@@ -106,8 +106,9 @@ class CheckpointStore:
         """Returns the newest complete checkpoint, or None before the first; broken ones are named in the log.
 
         Raises:
-            CheckpointIncomplete: there are checkpoints, but none is complete.
+            CheckpointIncomplete: there are checkpoints, but none is complete or one cannot be reached.
         """
+        check_reachable(self.folder)
         folders = step_folders(self.folder)
         for path in reversed(folders):
             try:
@@ -190,6 +191,25 @@ def step_name(step: int) -> str:
 def step_folders(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in the order of their steps; copies under names of another form are none."""
     return sorted(path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def check_reachable(folder: Path) -> None:
+    """Verifies that a run's ``checkpoints`` is a folder or absent, and that no link in its place or in it is broken.
+
+    Raises:
+        CheckpointIncomplete: a run that went on would begin anew, though its checkpoints may be elsewhere.
+    """
+    steps = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name)]
+    for path in (folder, *sorted(steps)):
+        if path.is_symlink() and not path.exists():
+            raise CheckpointIncomplete(
+                f"{path} is a link to {path.readlink()}, where nothing is, so the run cannot go on from what it saved. "
+                f"Mount that disk or mend the link; remove the link to go on without it, or choose another run_name."
+            )
+        if path.exists() and not path.is_dir():
+            raise CheckpointIncomplete(
+                f"{path} is a file, but a folder is to be there. Move it away, or choose another run_name."
+            )
 
 
 def verify(path: Path) -> None:

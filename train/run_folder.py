@@ -2,7 +2,9 @@
 
 import fcntl
 import importlib.metadata
+import logging
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +16,13 @@ import yaml
 from accelerate import Accelerator
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from physedit.eval_hooks.files import write_json, write_text
+from physedit.eval_hooks.files import read_json, read_json_lines, write_json, write_text
 from physedit.train.build import build
+from physedit.train.checkpoint import check_reachable, step_folders
 from physedit.train.config import ConfigError, one_line
 from physedit.train.optim import Schedule
+
+logger = logging.getLogger(__name__)
 
 FREE_TO_CHANGE = frozenset(
     {"resume", "num_workers", "device", "num_threads", "tracker", "checkpoint", "micro_batch", "num_steps", "eval",
@@ -29,6 +34,9 @@ FREE_TO_CHANGE = frozenset(
 
 PACKAGES = ("accelerate", "datasets", "deepspeed", "diffusers", "numpy", "peft", "physedit", "safetensors", "torch",
             "transformers", "wandb")  # fmt: skip
+
+
+METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +69,18 @@ def check_run_folder(config: DictConfig) -> None:
     """Verifies that the run may use its folder; writes nothing.
 
     Raises:
-        ConfigError: the folder holds something that the run must not touch.
+        ConfigError: the folder holds something that the run must not touch, or lacks checkpoints that it tells of.
+        CheckpointIncomplete: its checkpoints are behind a broken link.
     """
     folder = run_folder_of(config)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, but the run folder is to be there. Choose another run_name.")
-    # What a launch wrote before the run began is no run yet.
-    if not folder.exists() or all(entry.name == "launch" for entry in folder.iterdir()):
+    if folder.is_symlink() and not folder.exists():
+        raise ConfigError(
+            f"{folder} is a link to {folder.readlink()}, where nothing is. Mount that disk or mend the link, or choose "
+            f"another run_name."
+        )
+    if not folder.exists() or all(_is_before_a_run(entry.name) for entry in folder.iterdir()):
         return
     if config.resume == "never":
         raise ConfigError(
@@ -83,8 +96,33 @@ def check_run_folder(config: DictConfig) -> None:
         raise ConfigError(f"{saved} cannot be read ({one_line(str(error))}). Choose another run_name.") from error
     if "run_name" not in before or "num_steps" not in before:
         raise ConfigError(f"{saved} is not the config of a run. Choose another run_name.")
-    if any((folder / "checkpoints").glob("step_*")):  # before the first checkpoint there is nothing to go on from
+    check_reachable(folder / "checkpoints")
+    if step_folders(folder / "checkpoints"):  # before the first checkpoint there is nothing to go on from
         _check_same_run(folder, before, config)
+    else:
+        _check_never_saved(folder)
+
+
+def set_records_aside(folder: Path) -> None:
+    """Keeps, under another name, the numbers of a run that ended before its first checkpoint and begins again.
+
+    Rank 0 calls it where a run begins at step 0.
+
+    Raises:
+        DamagedFileError: metrics.jsonl cannot be read.
+    """
+    path = folder / METRICS_FILE
+    lines = read_json_lines(path, ("step",)) if path.exists() else []
+    last = max((int(str(line["step"])) for line in lines), default=0)
+    if last == 0:
+        return
+    number = 1 + sum(1 for _ in folder.glob("metrics_before_restart_*.jsonl"))
+    aside = folder / f"metrics_before_restart_{number}.jsonl"
+    path.rename(aside)
+    logger.warning(
+        "%s told of step %d, but there is no checkpoint, so the run begins again. Its numbers so far are kept in %s.",
+        path, last, aside,
+    )  # fmt: skip
 
 
 def check_is_free(folder: Path) -> None:
@@ -148,6 +186,24 @@ def describe_environment(accelerator: Accelerator) -> Environment:
         git_is_dirty=dirty,
         packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
     )
+
+
+def _is_before_a_run(name: str) -> bool:
+    """True for what a launch writes before the run begins, and what a kill or a full disk then leaves of its start."""
+    return name in ("launch", ".lock") or re.fullmatch(r"\..+\.part", name) is not None
+
+
+def _check_never_saved(folder: Path) -> None:
+    """Refuses to begin a run again whose checkpoints were evaluated, but are not here."""
+    summary = folder / "summary.json"
+    newest = read_json(summary).get("newest") if summary.exists() else None
+    step = newest.get("step") if isinstance(newest, dict) else None
+    if step is not None:
+        raise ConfigError(
+            f"{summary} tells of the checkpoint of step {step}, but {folder / 'checkpoints'} holds none, so the run "
+            f"would begin again at step 0 over its own records. Put the checkpoints back (is a disk not mounted?), "
+            f"choose another run_name, or remove {folder} to start over."
+        )
 
 
 def _check_same_run(folder: Path, saved: DictConfig | ListConfig, config: DictConfig) -> None:

@@ -48,7 +48,13 @@ from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import best_numbers, facts_of, newest_numbers
 from physedit.train.rules import batches_per_step
-from physedit.train.run_folder import base_cache_of, claim_run_folder, run_folder_of
+from physedit.train.run_folder import (
+    METRICS_FILE,
+    base_cache_of,
+    claim_run_folder,
+    run_folder_of,
+    set_records_aside,
+)
 from physedit.train.signals import RequestFiles, StopFlag, Stopped
 from physedit.train.state import AdapterAverage, Progress
 from physedit.train.summary import best_rule
@@ -238,7 +244,7 @@ def _run(
         base_cache=base_cache_of(config),
         store=store,
         hooks=hooks,
-        metrics_file=MetricsFile(folder / "metrics.jsonl"),
+        metrics_file=MetricsFile(folder / METRICS_FILE),
         tracker=tracker,
         bar=bar,
         stop=stop,
@@ -249,6 +255,8 @@ def _run(
         failures=read_failures(folder, start.step),
     )
     if is_main:
+        if start.step == 0:
+            set_records_aside(folder)
         events.metrics_file.rewind(start.step, [hook.name for hook in events.due(start.step)])
         events.go_on(start.step)
     exit_code = 1

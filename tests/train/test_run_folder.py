@@ -1,13 +1,15 @@
-"""What a resumed run may change, and what it may not."""
+"""What a resumed run may change, and what it may not; and which folders a run may begin in."""
 
+import json
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from physedit.train.checkpoint import CheckpointIncomplete
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
-from physedit.train.run_folder import check_run_folder
+from physedit.train.run_folder import check_run_folder, set_records_aside
 
 
 def started(root: Path, *overrides: str) -> list[str]:
@@ -41,3 +43,74 @@ def test_settings_that_change_steps_may_not(tmp_path: Path, change: str) -> None
     key = change.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"started with other settings: {key} was"):
         check_run_folder(compose_config([*asked, change]))
+
+
+def without_checkpoints(root: Path) -> tuple[list[str], Path]:
+    """As ``started``, but with no ``checkpoints`` folder; returns the run folder too."""
+    asked = started(root)
+    folder = root / "smoke"
+    (folder / "checkpoints/step_00000001").rmdir()
+    (folder / "checkpoints").rmdir()
+    return asked, folder
+
+
+def test_checkpoints_behind_a_broken_link_are_not_taken_for_none(tmp_path: Path) -> None:
+    asked, folder = without_checkpoints(tmp_path)
+    check_run_folder(compose_config(asked))
+    (folder / "checkpoints").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(CheckpointIncomplete, match=r"checkpoints is a link to .*unmounted.*[Mm]ount"):
+        check_run_folder(compose_config(asked))
+
+
+def test_a_step_behind_a_broken_link_is_not_passed_over(tmp_path: Path) -> None:
+    asked = started(tmp_path)
+    (tmp_path / "smoke/checkpoints/step_00000002").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(CheckpointIncomplete, match=r"step_00000002 is a link"):
+        check_run_folder(compose_config(asked))
+
+
+def test_a_file_named_checkpoints_is_refused(tmp_path: Path) -> None:
+    asked, folder = without_checkpoints(tmp_path)
+    (folder / "checkpoints").touch()
+    with pytest.raises(CheckpointIncomplete, match=r"checkpoints is a file"):
+        check_run_folder(compose_config(asked))
+
+
+def test_a_run_folder_behind_a_broken_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "smoke").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ConfigError, match=r"smoke is a link to .*unmounted"):
+        check_run_folder(compose_config(["experiment=smoke", f"output_root={tmp_path}"]))
+
+
+def test_a_run_whose_evaluated_checkpoints_are_gone_does_not_begin_again(tmp_path: Path) -> None:
+    asked, folder = without_checkpoints(tmp_path)
+    (folder / "summary.json").write_text(json.dumps({"newest": None}))
+    check_run_folder(compose_config(asked))
+    (folder / "summary.json").write_text(json.dumps({"newest": {"step": 4}}))
+    with pytest.raises(ConfigError, match=r"tells of the checkpoint of step 4, but .*checkpoints holds none"):
+        check_run_folder(compose_config(asked))
+
+
+def test_numbers_of_a_run_that_never_saved_are_kept_when_it_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for number in (1, 2):
+        path.write_text(f'{{"step": 0, "scenes/psnr": 1.0}}\n{{"step": {number}, "train/loss": 1.0}}\n')
+        text = path.read_text()
+        set_records_aside(tmp_path)
+        assert not path.exists()
+        assert (tmp_path / f"metrics_before_restart_{number}.jsonl").read_text() == text
+    path.write_text('{"step": 0, "scenes/psnr": 1.0}\n')
+    set_records_aside(tmp_path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("left", [[".lock"], [".lock", ".config.yaml.part"], [".lock", "launch"]])
+def test_a_start_that_was_cut_off_before_the_config_was_written_is_no_run_yet(tmp_path: Path, left: list[str]) -> None:
+    folder = tmp_path / "smoke"
+    folder.mkdir()
+    for name in left:
+        (folder / name).touch()
+    check_run_folder(compose_config(["experiment=smoke", f"output_root={tmp_path}", "resume=never"]))
+    (folder / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"holds files but no config\.yaml"):
+        check_run_folder(compose_config(["experiment=smoke", f"output_root={tmp_path}"]))
