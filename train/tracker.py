@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -72,45 +73,48 @@ class Wandb:
 
     The step is logged as the metric ``trainer/step`` and all others are plotted against it, so that a resume from an
     older step loses no points (wandb drops lower steps of its own counter).
+
+    A server that does not answer holds up a run by ``start_timeout_s`` and ``finish_timeout_s`` at most and ends none:
+    what it lacks lies in the run folder and can be sent with ``wandb sync --no-skip-online``.
     """
 
-    def __init__(self, mode: str = "offline", project: str = "physedit", entity: str | None = None) -> None:
+    def __init__(
+        self,
+        mode: str = "offline",
+        project: str = "physedit",
+        entity: str | None = None,
+        *,
+        start_timeout_s: float = 90.0,
+        finish_timeout_s: float = 300.0,
+    ) -> None:
         if mode not in ("offline", "online"):
             raise ValueError(f"tracker.mode={mode} is not known. Use offline or online, or tracker=none.")
+        for name, seconds in (("start_timeout_s", start_timeout_s), ("finish_timeout_s", finish_timeout_s)):
+            if seconds <= 0:
+                raise ValueError(f"tracker.{name}={seconds} must be positive: a run waits so many seconds at most.")
         self._mode = mode
         self._project = project
         self._entity = entity
+        self._start_timeout_s, self._finish_timeout_s = start_timeout_s, finish_timeout_s
         self._run: Any = None
         self._kept: set[str] = set()
+        self._is_lost = False
 
     def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``.
 
-        Under a sweep's agent it is the run that the agent named.
+        Under a sweep's agent it is the run that the agent named. Where the server does not answer, it is made offline.
 
         Raises:
-            ConfigError: a sweep set values in wandb that this run does not use.
+            ConfigError: a sweep set values in wandb that this run does not use, or the server refuses the key.
         """
-        import wandb
-
         os.environ.setdefault("WANDB_SILENT", "true")
         folder = run_folder / "wandb"
         folder.mkdir(exist_ok=True)
         id_file = folder / "run_id"
         if not id_file.exists():
             write_text(id_file, _id_of_agent() or secrets.token_hex(4))
-        self._run = wandb.init(
-            project=self._project,
-            entity=self._entity,
-            name=run_name,
-            id=id_file.read_text(encoding="utf-8"),
-            resume="allow",
-            mode=self._mode,  # type: ignore[arg-type]
-            dir=str(run_folder),
-            config=dict(config),
-            job_type="train",
-            settings=wandb.Settings(console="off", x_disable_stats=self._mode == "offline"),
-        )
+        self._run = self._opened(run_folder, run_name, id_file.read_text(encoding="utf-8"), config)
         try:
             check_tracked(dict(self._run.config), config)
         except ConfigError:
@@ -121,25 +125,96 @@ class Wandb:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records numbers against the run's own step."""
-        self._run.log({_STEP: step, **metrics})
+        self._tell(lambda: self._run.log({_STEP: step, **metrics}))
 
     def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
         """Has the summary tell ``KEY.max`` or ``KEY.min`` instead of the value recorded last."""
         for key, extreme in extremes.items():
             if key not in self._kept:
-                self._run.define_metric(key, step_metric=_STEP, summary=extreme)
+                self._tell(partial(self._run.define_metric, key, step_metric=_STEP, summary=extreme))
                 self._kept.add(key)
 
     def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
         """Records pictures against the run's own step."""
         import wandb
 
-        self._run.log({_STEP: step, key: [wandb.Image(str(path), caption=path.stem) for path in paths]})
+        pictures = [wandb.Image(str(path), caption=path.stem) for path in paths]
+        self._tell(lambda: self._run.log({_STEP: step, key: pictures}))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Writes the summary and closes the run."""
-        self._run.summary.update(dict(summary))
-        self._run.finish(exit_code=exit_code)
+        """Writes the summary and closes the run; says what to do about what the server has not taken."""
+        self._tell(lambda: self._run.summary.update(dict(summary)))
+        try:
+            self._tell(lambda: self._run.finish(exit_code=exit_code))
+        except TimeoutError:
+            logger.warning(
+                "wandb's server did not take the rest of this run within tracker.finish_timeout_s=%g. All of it is in "
+                "%s; send it with: wandb sync --no-skip-online %s",
+                self._finish_timeout_s, self._folder, self._folder,
+            )  # fmt: skip
+
+    @property
+    def _folder(self) -> Path:
+        """Where wandb's client keeps what it was told."""
+        return Path(str(self._run.settings.sync_dir))
+
+    def _opened(self, run_folder: Path, run_name: str, run_id: str, config: Mapping[str, Any]) -> Any:
+        import wandb
+
+        init = partial(
+            wandb.init,
+            project=self._project,
+            entity=self._entity,
+            name=run_name,
+            id=run_id,
+            resume="allow",
+            dir=str(run_folder),
+            config=dict(config),
+            job_type="train",
+            settings=wandb.Settings(
+                console="off",
+                x_disable_stats=self._mode == "offline",
+                init_timeout=self._start_timeout_s,
+                finish_timeout=self._finish_timeout_s,
+                finish_timeout_raises=True,
+            ),
+        )
+        try:
+            return init(mode=self._mode)  # type: ignore[arg-type]
+        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
+            raise ConfigError(
+                f"tracker.mode={self._mode}: wandb refuses to open the run: {error} Run wandb login, or set "
+                "tracker.mode=offline or tracker=none."
+            ) from error
+        except wandb.errors.CommError as error:
+            wandb.teardown()  # the client holds the run's id as one in use otherwise
+            run = init(mode="offline")
+            logger.warning(
+                "wandb's server could not open the run within tracker.start_timeout_s=%g, so it is recorded offline. "
+                "Send it later with: wandb sync %s (%s)",
+                self._start_timeout_s, run.settings.sync_dir, error,
+            )  # fmt: skip
+            return run
+
+    def _tell(self, say: Callable[[], object]) -> None:
+        """Tells wandb's client something; a client that fails is told no more, and the run goes on.
+
+        Raises:
+            TimeoutError: it waits for its server, and not longer.
+        """
+        if self._is_lost:
+            return
+        try:
+            say()
+        except TimeoutError:
+            raise
+        except Exception as error:  # whatever a client raises: the run must not end by it
+            self._is_lost = True
+            logger.warning(
+                "wandb's client has failed, so wandb gets no more of this run; metrics.jsonl has all. What it was told "
+                "until now is in %s; send it with: wandb sync --no-skip-online %s (%r)",
+                self._folder, self._folder, error,
+            )  # fmt: skip
 
 
 def _id_of_agent() -> str | None:
