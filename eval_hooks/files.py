@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -21,7 +22,11 @@ class DamagedFileError(ValueError):
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes ``path`` so that a reader sees the old file or the whole new one, also after a crash of the machine."""
+    """Writes ``path`` so that a reader sees the old file or the whole new one, also after a crash of the machine.
+
+    Raises:
+        OSError: with the file's name, also where the system gives none, as for a disk that is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -30,8 +35,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -105,6 +112,21 @@ def read_json_lines(path: Path, required: Sequence[str] = ()) -> list[dict[str, 
 
 def _damaged_line(path: Path, number: int, found: str) -> DamagedFileError:
     return DamagedFileError(f"{path}, line {number} is damaged: {found}. Delete the file to redo it.")
+
+
+def nearest_existing(path: Path) -> Path:
+    """Returns ``path``, or the nearest folder above it that is there."""
+    path = path.absolute()
+    # Path.exists raises where a folder above may not be looked into.
+    while not os.path.exists(path):  # noqa: PTH110
+        path = path.parent
+    return path
+
+
+def free_space(path: Path) -> str:
+    """Returns a sentence on the space that is free where ``path`` is or would be."""
+    place = nearest_existing(path)
+    return f"{shutil.disk_usage(place).free / 2**20:.0f} MiB are free at {place}"
 
 
 def open_journal(path: Path) -> TextIO:

@@ -20,10 +20,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from physedit.eval_hooks.files import file_digest, write_json, write_text
+from physedit.eval_hooks.files import file_digest, free_space, write_json, write_text
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
 from physedit.train.state import Progress
@@ -39,6 +40,10 @@ FILES = ("adapter/pytorch_lora_weights.safetensors", "optimizer.safetensors", "r
 
 class CheckpointIncomplete(ValueError):
     """A checkpoint lacks a file, or a file is not what its manifest says."""
+
+
+class CheckpointNotSaved(OSError):
+    """A checkpoint could not be written; the message names step, folder, cause and the space that is free there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +76,21 @@ class CheckpointStore:
         """Writes a checkpoint of ``snapshot`` and returns its folder; an existing one of that step is replaced.
 
         Raises:
-            OSError: the disk is full or not writable; older checkpoints are untouched.
+            CheckpointNotSaved: the disk is full or not writable; older checkpoints are untouched.
         """
         final = self.folder / step_name(snapshot.progress.step)
         partial = self.folder / f".{final.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         try:
+            partial.mkdir(parents=True)
             self._fill(partial, snapshot)
-        except BaseException:
+        except BaseException as error:
+            free = free_space(self.folder)  # before what there is so far goes
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, (OSError, SafetensorError)):
+                raise CheckpointNotSaved(
+                    f"The checkpoint of step {snapshot.progress.step} could not be written to {final}: {error}. {free}"
+                ) from error
             raise
         replaced = self.folder / f".{final.name}{_REPLACED}"
         if final.exists():

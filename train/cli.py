@@ -3,6 +3,7 @@
 Heavy modules are imported inside the verbs, so that help and a refused setting answer at once.
 """
 
+import errno
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from physedit.train.cli_arena import arena_app
 from physedit.train.cli_compare import compare
 from physedit.train.cli_data import data_app
+from physedit.train.cli_doctor import doctor
 from physedit.train.cli_judge import judge
 from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config
@@ -45,6 +47,7 @@ app.add_typer(arena_app, name="arena")
 app.command("sweep")(sweep)
 app.command("judge")(judge)
 app.command("compare")(compare)
+app.command("doctor")(doctor)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=demo optimizer.lr=1e-4")
@@ -75,9 +78,14 @@ def guarded(action: Callable[[], object]) -> None:
             raise
         fail(str(error), EXIT_BAD_INPUT)
     except OSError as error:
-        fail(f"{error}. Finished checkpoints are untouched: free space or mend the path, and run it again.", 1)
+        found = f"{error}{_room(error)}"
+        fail(f"{found}. Finished checkpoints are untouched: free space or mend the path, and run it again.", 1)
     except SafetensorError as error:
-        fail(f"A file of tensors could not be read or written: {error}. Finished checkpoints are untouched.", 1)
+        fail(
+            f"A file of tensors could not be read or written: {error}. Finished checkpoints are untouched: free space "
+            f"if the disk is full, get a damaged file again, and run it again.",
+            1,
+        )
 
 
 def fail(message: str, exit_code: int) -> NoReturn:
@@ -303,6 +311,15 @@ def _command(given: list[str], config_dir: Path | None) -> str:
 def _is_for_the_user(error: ValueError) -> bool:
     """True for errors raised on purpose about input, all of them classes of ours; a bug keeps its traceback."""
     return type(error).__module__.startswith("physedit.")
+
+
+def _room(error: OSError) -> str:
+    """Returns how much space is free, where a disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not isinstance(error.filename, str):
+        return ""
+    from physedit.eval_hooks.files import free_space
+
+    return f" ({free_space(Path(error.filename))})"
 
 
 def _is_rank_0() -> bool:

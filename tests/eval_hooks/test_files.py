@@ -1,8 +1,9 @@
+import errno
 from pathlib import Path
 
 import pytest
 
-from physedit.eval_hooks.files import DamagedFileError, json_line, read_json, read_json_lines
+from physedit.eval_hooks.files import DamagedFileError, json_line, read_json, read_json_lines, write_json
 
 
 def test_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
@@ -42,3 +43,19 @@ def test_damaged_json_is_named_with_the_remedy(tmp_path: Path, content: bytes) -
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DamagedFileError, match=r"a\.json is damaged.*Delete the file"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_full_disk_is_told_with_the_files_name_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*a\.json'"):
+        write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from physedit.eval_hooks.files import file_digest
@@ -17,6 +18,7 @@ from physedit.models.lora import adapter_state
 from physedit.train import checkpoint as checkpoint_module
 from physedit.train.checkpoint import (
     CheckpointIncomplete,
+    CheckpointNotSaved,
     CheckpointStore,
     Snapshot,
     step_folders,
@@ -152,6 +154,15 @@ def test_d09_a_full_disk_at_any_write_leaves_the_older_checkpoint_newest(editor,
     saved = store_of(editor, tmp_path).save(snapshot_of(editor, step))
     assert written == ["save_adapter", "save_file", "write_json", "write_text", "write_json"]
     assert store_of(editor, tmp_path).newest() == saved == tmp_path / f"step_{step:08d}"
+
+
+def test_a_checkpoint_that_could_not_be_written_names_step_folder_cause_and_free_space(editor, tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
+
+    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    with pytest.raises(CheckpointNotSaved, match=r"step 7 .*step_00000007: .*too large.*\. \d+ MiB are free at /"):
+        store_of(editor, tmp_path).save(snapshot_of(editor, 7))
 
 
 def digests_of(folder: Path) -> dict[str, str]:
