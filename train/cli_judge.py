@@ -12,6 +12,8 @@ import typer
 from physedit.train.config import ConfigError
 
 if TYPE_CHECKING:
+    from physedit.eval_hooks.agreement import RepeatabilityReport
+    from physedit.eval_hooks.hook import EvalReport
     from physedit.eval_hooks.picabench.outputs import Outputs
 
 _GO_ON = "What was answered is kept: run the same command again to go on."
@@ -26,21 +28,32 @@ def judge(
         typer.Argument(help="out=FOLDER judge=NAME, or judge.model=NAME judge.base_url=URL judge.api=responses|chat"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write, as out=FOLDER; default: the folder itself.")] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Ask every question so often, from no cache: how far does the judge agree with itself?"),
+    ] = None,
+    agree_with: Annotated[
+        Path | None,
+        typer.Option(help="Where another judge's items.jsonl about the same pictures lies: how far do both agree?"),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count questions, cached answers and cost; ask no one.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json, or the counts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json, agreement.json, or the counts.")] = False,
     config_dir: Annotated[
         Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
     ] = None,
 ) -> None:
     """Has a judge answer about a folder of outputs, or finishes what a run left unjudged."""
-    from physedit.train.judge import is_run, outputs_of
+    from physedit.train.judge import check_agreement, is_run, outputs_of
 
-    given = overrides or []
-    if not is_run(folder):
+    given, is_of_run = overrides or [], is_run(folder)
+    check_agreement(folder, given, repeat, agree_with, is_run=is_of_run, is_dry=dry_run)
+    if not is_of_run:
         outputs = outputs_of(folder, given, out, config_dir)
-        if dry_run:
+        if repeat is not None or agree_with is not None:
+            _measure_agreement(outputs, repeat, agree_with, dry_run=dry_run, as_json=as_json)
+        elif dry_run:
             _say_plan(outputs, as_json=as_json)
         else:
             _judge_outputs(outputs, as_json=as_json)
@@ -53,18 +66,69 @@ def judge(
         _judge_run(folder, given, config_dir, as_json=as_json)
 
 
-def _judge_outputs(outputs: Outputs, *, as_json: bool) -> None:
-    from physedit.eval_hooks.picabench.outputs import score_outputs
+def _measure_agreement(
+    outputs: Outputs, times: int | None, other: Path | None, *, dry_run: bool, as_json: bool
+) -> None:
+    """Measures one or both agreements; all that can be refused is before any question is asked."""
+    from physedit.eval_hooks.agreement import AGREEMENT_FILE, write_agreement
+    from physedit.eval_hooks.picabench.two_judges import agreement_with, judges_of, read_other
+    from physedit.train.console import print_agreement, print_repeatability, print_scores
+
+    rows = [] if other is None else read_other(other, outputs.folder, outputs.out, outputs.judge)
+    if dry_run:
+        _say_plan(outputs, as_json=as_json)
+        return
+    repeats = None if times is None else _ask_again(outputs, times)
+    if repeats is not None and not as_json:
+        print_repeatability(repeats)
+    if other is not None:
+        report, stopped = _score(outputs)
+        if not as_json:
+            print_scores(report)
+        _end_if_left(report, stopped)
+        judges, between = [outputs.judge.judge_id, *judges_of(rows)], agreement_with(outputs.out, rows)
+        write_agreement(outputs.out, judges=judges, repeats=repeats, between=between)
+        if not as_json:
+            print_agreement(between, judges)
+    path = outputs.out / AGREEMENT_FILE
+    typer.echo(path.read_text(encoding="utf-8") if as_json else path, nl=not as_json)
+
+
+def _ask_again(outputs: Outputs, times: int) -> RepeatabilityReport:
+    from physedit.eval_hooks.judges.judge import JudgeUnavailable
+    from physedit.eval_hooks.picabench.repeats import measure_repeatability
     from physedit.train.cli import fail
-    from physedit.train.console import print_scores
     from physedit.train.progress import JudgingBar
 
-    with JudgingBar() as bar:
-        report, stopped = score_outputs(outputs, bar.show)
+    try:
+        with JudgingBar() as bar:
+            return measure_repeatability(outputs.folder, outputs.judge, times, progress=bar.show, out=outputs.out)
+    except JudgeUnavailable as error:
+        fail(f"Not every repeat is answered: {str(error).rstrip('.')}. {_GO_ON}", 1)
+
+
+def _judge_outputs(outputs: Outputs, *, as_json: bool) -> None:
+    from physedit.train.console import print_scores
+
+    report, stopped = _score(outputs)
     if as_json:
         typer.echo((report.folder / "report.json").read_text(encoding="utf-8"), nl=False)
     else:
         print_scores(report)
+    _end_if_left(report, stopped)
+
+
+def _score(outputs: Outputs) -> tuple[EvalReport, str | None]:
+    from physedit.eval_hooks.picabench.outputs import score_outputs
+    from physedit.train.progress import JudgingBar
+
+    with JudgingBar() as bar:
+        return score_outputs(outputs, bar.show)
+
+
+def _end_if_left(report: EvalReport, stopped: str | None) -> None:
+    from physedit.train.cli import fail
+
     if stopped is not None:
         scored = f"{report.num_questions - report.num_unscored} of {report.num_questions} questions are scored"
         fail(f"{scored}: {stopped.rstrip('.')}. {_GO_ON}", 1)

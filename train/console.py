@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from physedit.eval_hooks.agreement import AgreementReport, RepeatabilityReport
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.report import law_table, overall_table, show_change, show_interval, show_value
 from physedit.train.checkpoint import step_folders
@@ -45,6 +46,42 @@ def print_scores(report: EvalReport) -> None:
         console.print(note, markup=False, highlight=False)
     for path in sorted(report.folder.glob("*.json*")):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_repeatability(report: RepeatabilityReport) -> None:
+    """Prints how far a judge agrees with itself, over all questions and by law."""
+    table = _agreement_table(f"The judge with itself, {report.num_repeats} times", ("equal answers", "always equal"))
+    for label, each in {"all laws": report.overall, **report.by_law}.items():
+        shares = (_share(each.share), _share(each.share_always_equal))
+        table.add_row(label, *shares, str(each.num_questions), str(each.num_unanswered))
+    Console().print(table)
+
+
+def print_agreement(report: AgreementReport, judges: Sequence[str]) -> None:
+    """Prints how far two judges agree, over all questions and by law."""
+    table = _agreement_table("Two judges", ("equal answers", "Cohen's kappa"))
+    for label, each in {"all laws": report.overall, **report.by_law}.items():
+        kappa = "-" if each.kappa is None else f"{each.kappa:.2f}"
+        table.add_row(label, _share(each.share), kappa, str(each.num_questions), str(sum(each.num_unanswered)))
+    console = Console()
+    console.print(table)
+    for judge in judges:
+        console.print(judge, markup=False, highlight=False, soft_wrap=True)
+    if report.num_left_out:
+        console.print(f"{report.num_left_out} questions were asked on one side only and are left out.")
+
+
+def _share(share: float | None) -> str:
+    """Returns a share in percent, a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _agreement_table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    table.add_column("")
+    for column in (*columns, "questions", "without yes or no"):
+        table.add_column(column, justify="right")
+    return table
 
 
 def _table(report: EvalReport) -> Table:

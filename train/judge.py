@@ -90,6 +90,36 @@ def outputs_of(folder: Path, overrides: Sequence[str], out: Path | None, config_
     return Outputs(folder, place, judge, rules, own.time_budget_s, editor=own.editor, level=own.level)
 
 
+def check_agreement(
+    folder: Path, overrides: Sequence[str], repeat: int | None, agree_with: Path | None, *, is_run: bool, is_dry: bool
+) -> None:
+    """Verifies what ``--repeat`` and ``--agree-with`` ask for, as far as that needs no file.
+
+    Raises:
+        ConfigError: a number below 2, or an option or setting beside them that has no effect.
+    """
+    if repeat is None and agree_with is None:
+        return
+    if is_run:
+        option = "--repeat" if agree_with is None else "--agree-with"
+        raise ConfigError(
+            f"{option} is about a folder of outputs, but {folder} is a run. Give one of its evaluations, with results "
+            f"elsewhere: physedit judge {folder}/eval/HOOK/step_... out=FOLDER {option} ..."
+        )
+    if repeat is None:
+        return
+    if repeat < 2:
+        raise ConfigError(f"--repeat {repeat}: a judge's agreement with itself needs at least 2 repeats.")
+    if is_dry:
+        raise ConfigError(
+            "--dry-run counts what judging once would take, but each of --repeat's repeats asks all questions. Leave "
+            "one of both out."
+        )
+    unused = [each for each in overrides if _key(each) in _OWN and _key(each) != "out"]
+    if unused and agree_with is None:
+        raise ConfigError(f"{unused[0]} has no effect on --repeat, which asks and measures nothing else. Leave it out.")
+
+
 def judge_of(config: DictConfig) -> Judge:
     """Builds the judge of a config.
 

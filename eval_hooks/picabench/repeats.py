@@ -5,14 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from physedit.eval_hooks.agreement import ROW_KEYS, RepeatabilityReport, repeatability_of, write_agreement
-from physedit.eval_hooks.files import json_line, open_journal, read_json_lines, write_json_lines
+from physedit.eval_hooks.files import digest_of, json_line, open_journal, read_json_lines, write_json_lines
 from physedit.eval_hooks.judges.judge import Judge, Verdict, VerdictKind, asked_anew
 from physedit.eval_hooks.picabench.answer_rows import ANSWER_KEYS, answer_row, identity, identity_of_row, verdict_of_row
 from physedit.eval_hooks.picabench.asking import Asking, Portrait, with_time_left
 from physedit.eval_hooks.picabench.judging import portraits_of
 
 REPEATS = "repeats"
-"""Folder of the repeats, a file each, below the folder that is judged."""
+"""Folder of the repeats, below which each judge has a folder of its own with a file for each repeat."""
 
 
 def measure_repeatability(
@@ -22,6 +22,7 @@ def measure_repeatability(
     *,
     workers: int = 1,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _label: None,
+    out: Path | None = None,
 ) -> RepeatabilityReport:
     """Has the judge answer every question ``times`` times, writes ``agreement.json`` and returns what it says.
 
@@ -34,6 +35,7 @@ def measure_repeatability(
         times: repeats, at least 2.
         workers: questions asked at once, at least.
         progress: called with (done, total, label) after every question of a repeat.
+        out: where the repeats and ``agreement.json`` are written; None for ``folder`` itself.
 
     Raises:
         ValueError: fewer than 2 repeats.
@@ -42,15 +44,15 @@ def measure_repeatability(
     """
     if times < 2:
         raise ValueError(f"A judge's agreement with itself needs at least 2 repeats, found {times}.")
-    judge = asked_anew(judge)
+    judge, out = asked_anew(judge), out or folder
     portraits = portraits_of(folder, judge)
-    for number in range(1, times + 1):
-        path, label = _file_of(folder, number), f"repeat {number} of {times}"
-        if not _is_complete(path):
+    paths = [_file_of(out, judge, number) for number in range(1, times + 1)]
+    for number, path in enumerate(paths, start=1):
+        label = f"repeat {number} of {times}"
+        if not _is_complete(path, portraits, judge):
             _ask_all(path, portraits, judge, workers, reporter_of=partial(with_time_left, progress, label=label))
-    rows = [read_json_lines(_file_of(folder, number), ROW_KEYS) for number in range(1, times + 1)]
-    report = repeatability_of(rows)
-    write_agreement(folder, judges=[judge.judge_id], repeats=report)
+    report = repeatability_of([read_json_lines(path, ROW_KEYS) for path in paths])
+    write_agreement(out, judges=[judge.judge_id], repeats=report)
     return report
 
 
@@ -94,8 +96,11 @@ def _lines(portraits: list[Portrait], judge: Judge, known: Mapping[str, Verdict]
     ]
 
 
-def _is_complete(path: Path) -> bool:
-    return path.exists() and all(row["verdict"] != VerdictKind.UNSCORED for row in read_json_lines(path, ROW_KEYS))
+def _is_complete(path: Path, portraits: list[Portrait], judge: Judge) -> bool:
+    """True if a file answers every question about the pictures as they are now."""
+    answers = _answers(path)
+    asked = {identity(each.picture, question, judge.judge_id) for each in portraits for question in each.item.questions}
+    return asked <= answers.keys() and all(answers[each].kind is not VerdictKind.UNSCORED for each in asked)
 
 
 def _answers(path: Path) -> dict[str, Verdict]:
@@ -105,5 +110,5 @@ def _answers(path: Path) -> dict[str, Verdict]:
     return {identity_of_row(row): verdict_of_row(row, path) for row in rows}
 
 
-def _file_of(folder: Path, number: int) -> Path:
-    return folder / REPEATS / f"repeat_{number}.jsonl"
+def _file_of(out: Path, judge: Judge, number: int) -> Path:
+    return out / REPEATS / digest_of({"judge": judge.judge_id})[:12] / f"repeat_{number}.jsonl"

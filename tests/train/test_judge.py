@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.support.judge_server import NO, YES, Asked, JudgeServer, Reply, failing, judge_server
+from tests.support.judge_server import Reply, failing, judge_server
+from tests.support.plain_outputs import files_of, judge_at, verb, write_outputs, wrong_about
 from tests.support.runs import physedit
-from tests.support.stand_ins import png
 
 from physedit.eval_hooks.report_file import load_report, report_schema
-from physedit.train.cli import app, guarded
 
 RESULTS = {
     "analysis.json", "consistency.jsonl", "items.jsonl", "judging.json", "output.json", "psnr_analysis.json",
@@ -18,60 +17,14 @@ RESULTS = {
 }  # fmt: skip
 
 
-def verb(*arguments: object) -> int:
-    """Runs the verb in this process; returns its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        guarded(lambda: app(args=["judge", *map(str, arguments)]))
-    code = ended.value.code
-    return code if isinstance(code, int) else int(code is not None)
-
-
 @pytest.fixture
 def outputs(tmp_path: Path) -> Path:
-    """Six items of two laws with two questions each; yes is right. They name no manifest and no known editor."""
-    folder = tmp_path / "outputs"
-    box = {"x": 0, "y": 0, "width": 512, "height": 512}
-    items = []
-    for index in range(6):
-        for part, grey in (("in", 40), ("out", 42)):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            (folder / part / f"{index}.png").write_bytes(png(grey + 10 * index, 32, 48))
-        items.append(
-            {
-                "index": index,
-                "input_path": f"in/{index}.png",
-                "output_path": f"out/{index}.png",
-                "physics_category": "Optics" if index < 2 else "Mechanics",
-                "physics_law": "Reflection" if index < 2 else "Causality",
-                "edit_operation": "add",
-                "annotated_qa_pairs": [
-                    {"question": f"Is {index}.{number} right?", "answer": "Yes", "box": box} for number in range(2)
-                ],
-                "edit_area": [],
-            }
-        )
-    (folder / "meta_info.json").write_text(json.dumps(items))
-    return folder
+    return write_outputs(tmp_path / "outputs")
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def judge(server: JudgeServer, *more: str) -> tuple[str, ...]:
-    return ("judge.model=seer", f"judge.base_url={server.base_url}", "judge.patience_s=0.3", *more)
-
-
-def wrong_about(*names: str):
-    def reply(asked: Asked) -> Reply:
-        return Reply(text=NO if any(f"Is {name} " in "".join(asked.texts) for name in names) else YES)
-
-    return reply
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def read(path: Path) -> dict[str, object]:
@@ -83,7 +36,7 @@ def read(path: Path) -> dict[str, object]:
 def test_a_folder_is_judged_elsewhere_and_is_not_touched(outputs: Path, tmp_path: Path, api: str) -> None:
     before, out = files_of(outputs), tmp_path / "results"
     with judge_server(always=wrong_about("0.0", "0.1", "3.0")) as server:
-        assert verb(outputs, f"out={out}", *judge(server, f"judge.api={api}")) == 0
+        assert verb(outputs, f"out={out}", *judge_at(server, f"judge.api={api}")) == 0
     assert files_of(outputs) == before
     assert {path.name for path in out.iterdir()} == RESULTS
     assert {asked.path for asked in server.asked} == {"/v1/responses" if api == "responses" else "/v1/chat/completions"}
@@ -103,8 +56,8 @@ def test_a_folder_is_judged_elsewhere_and_is_not_touched(outputs: Path, tmp_path
 def test_the_papers_rows_are_found_by_the_editor_and_the_level_that_are_told(outputs: Path, tmp_path: Path) -> None:
     told = ("judge.model=gpt-5", "editor=Qwen/Qwen-Image-Edit", "level=explicit")
     with judge_server(always=wrong_about()) as server:
-        assert verb(outputs, f"out={tmp_path / 'told'}", *judge(server), *told) == 0
-        assert verb(outputs, f"out={tmp_path / 'not'}", *judge(server), told[0]) == 0
+        assert verb(outputs, f"out={tmp_path / 'told'}", *judge_at(server), *told) == 0
+        assert verb(outputs, f"out={tmp_path / 'not'}", *judge_at(server), told[0]) == 0
     published = read(tmp_path / "told/report.json")["published"]
     assert [row["model"] for row in published["rows"]] == ["Qwen-Image-Edit", "Qwen-Image-Edit + PICA-100K SFT"]
     assert "whose weights are not named" in read(tmp_path / "not/report.json")["published"]["notes"][0]
@@ -115,7 +68,7 @@ def test_strict_and_official_differ_in_what_a_reply_without_yes_or_no_counts(out
     for protocol in ("official", "strict"):
         with judge_server([Reply(text="It is hard to say from this angle.")]) as server:
             out = tmp_path / protocol
-            assert verb(outputs, f"out={out}", *judge(server, f"judge.protocol={protocol}")) == 0
+            assert verb(outputs, f"out={out}", *judge_at(server, f"judge.protocol={protocol}")) == 0
         found[protocol] = load_report(out).metrics["picabench/acc"]
     assert found["official"].tuned == pytest.approx(11 / 12)
     assert found["strict"].tuned == 1.0
@@ -125,7 +78,7 @@ def test_an_outage_keeps_what_was_answered_and_the_next_call_asks_for_the_rest(
     outputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with judge_server([Reply()] * 5, failing(503, "restarting")) as server:
-        more = judge(server, "judge.concurrency=1", "judge.cache_folder=null")
+        more = judge_at(server, "judge.concurrency=1", "judge.cache_folder=null")
         assert verb(outputs, *more) == 1
         said = capsys.readouterr().err
         assert "5 of 12 questions are scored" in said
@@ -150,7 +103,7 @@ def test_an_outage_keeps_what_was_answered_and_the_next_call_asks_for_the_rest(
 
 def test_a_refused_request_is_said_once(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with judge_server(always=failing(400, "At most 0 image(s)")) as server:
-        assert verb(outputs, *judge(server, "judge.concurrency=1")) == 1
+        assert verb(outputs, *judge_at(server, "judge.concurrency=1")) == 1
     assert capsys.readouterr().err.count("At most 0 image(s)") >= 1
     assert len(server.asked) == 1
     assert load_report(outputs).num_unscored == 12
@@ -158,7 +111,7 @@ def test_a_refused_request_is_said_once(outputs: Path, capsys: pytest.CaptureFix
 
 def test_a_time_budget_leaves_the_rest_for_later(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with judge_server(always=Reply(delay_s=0.4)) as server:
-        more = judge(server, "judge.concurrency=1")
+        more = judge_at(server, "judge.concurrency=1")
         assert verb(outputs, "judge_time_budget_s=0.2", *more) == 1
         assert "the time budget for judging, 0.2 s, is used up" in capsys.readouterr().err
         assert 0 < load_report(outputs).num_unscored < 12
@@ -167,7 +120,7 @@ def test_a_time_budget_leaves_the_rest_for_later(outputs: Path, capsys: pytest.C
 def test_a_dry_run_counts_and_writes_and_asks_nothing(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prices = ("judge.usd_per_million_input=1000", "judge.usd_per_million_output=10000")
     with judge_server([Reply()] * 5, failing(503)) as server:
-        more = judge(server, "judge.concurrency=1", *prices)
+        more = judge_at(server, "judge.concurrency=1", *prices)
         before = files_of(outputs.parent)
         assert verb(outputs, *more, "--dry-run", "--json") == 0
         plan = json.loads(capsys.readouterr().out)
@@ -239,8 +192,8 @@ def test_the_command_prints_the_report_and_leaves_no_key(outputs: Path, tmp_path
     monkeypatch.setenv("SECRET_KEY", "sk-SECRET")
     with judge_server() as server:
         done = physedit(
-            "judge", str(outputs), f"out={tmp_path / 'out'}", *judge(server, "judge.api_key_env=SECRET_KEY"), "--json",
-            cwd=tmp_path,
+            "judge", str(outputs), f"out={tmp_path / 'out'}", "--json",
+            *judge_at(server, "judge.api_key_env=SECRET_KEY"), cwd=tmp_path,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == read(tmp_path / "out" / "report.json")

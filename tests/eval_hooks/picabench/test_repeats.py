@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.judge_server import judge_server
-from tests.support.stand_ins import IS_RED, PaintingEditor, RedJudge, context_for
+from tests.support.stand_ins import IS_RED, PaintingEditor, RedJudge, context_for, png
 from torch import Tensor
 
 from physedit.eval_hooks.judges.judge import (
@@ -74,9 +74,26 @@ def test_a_repeat_that_was_left_goes_on_where_it_stopped(folder: Path) -> None:
     report = measure_repeatability(folder, judge, 2)
     assert len(judge.asked) == 2 * 14
     assert report.overall.num_unanswered == 0
-    assert not list((folder / "repeats").glob("*.journal"))
+    assert not list((folder / "repeats").rglob("*.journal"))
     measure_repeatability(folder, judge, 2)
     assert len(judge.asked) == 2 * 14
+
+
+def test_another_judge_and_another_picture_are_asked_about_anew(folder: Path, tmp_path: Path) -> None:
+    first, second, out = RedJudge(), RedJudge("other"), tmp_path / "out"
+    before = sorted(folder.rglob("*"))
+    measure_repeatability(folder, first, 2, out=out)
+    measure_repeatability(folder, second, 2, out=out)
+    assert (len(first.asked), len(second.asked)) == (2 * 14, 2 * 14)
+    measure_repeatability(folder, first, 3, out=out)
+    assert len(first.asked) == 3 * 14, "what the first was asked twice is kept beside the second's"
+    assert json.loads((out / "agreement.json").read_text())["judges"] == [first.judge_id]
+    assert sorted(folder.rglob("*")) == before
+    (folder / "manifest.json").unlink()
+    picture = next((folder / "output_img").glob("*.png"))
+    picture.write_bytes(png(7, 8, 8))
+    measure_repeatability(folder, first, 3, out=out)
+    assert 3 * 14 < len(first.asked) < 6 * 14
 
 
 def test_the_network_judge_asks_anew_in_spite_of_its_cache(tmp_path: Path) -> None:
