@@ -58,6 +58,8 @@ def test_a_shipped_sweep_as_the_agent_starts_it(name: str, monkeypatch: pytest.M
         assert exact_overrides(given, values) == given  # nothing in them needs quotes, with or without the agent's file
         assert (config.run_name, config.output_root) == ("abc123", f"runs/sweeps/{name}")
         assert config.tracker.mode == "online"
+        measured_by = {str(hook.name) for hook in config.eval.values()}
+        assert content["metric"]["name"].split("/")[0] in measured_by, "wandb orders by a number that no run has"
         for key, value in values.items():
             assert value in options(key) or OmegaConf.select(config, key) == value
 
@@ -124,6 +126,15 @@ REFUSED = [
     ({"early_terminate": {"type": "hyperband", "min_iter": 2}}, "metric"),
     ({"early_terminate": {"type": "envelope"}, "metric": {"name": "train/loss"}}, "envelope"),
     ({"controller": {"type": "local"}}, "controller"),
+    ({"command": ["no-such-program", *BASE[1:], "${args_no_hyphens}"]}, "no-such-program"),
+    ({"command": ["/usr/bin/env", "no-such-program", *BASE[1:], "${args_no_hyphens}"]}, "no-such-program"),
+    *(({"name": name}, "plain folder name") for name in ("../../esc", "a\0b", "..", ["a"], "", True, "n" * 201)),
+    (
+        {"parameters": {"optimizer.lr": {"distribution": "log_uniform", "min": 1, "max": 1000}}, "method": "random"},
+        "log_uniform_values",
+    ),
+    ({"parameters": {"optimizer.lr": {"min": 0, "max": 10**400}}, "method": "random"}, "optimizer.lr"),
+    ({"parameters": {"seed": {"min": 1, "max": 10**11}}}, "--count"),
 ]
 
 
@@ -133,6 +144,13 @@ def test_a_sweep_that_cannot_be_is_refused_before_it_starts(tmp_path: Path, chan
         plan_sweep(SweepRequest(write(tmp_path / "mine.yaml", **changed), folder=tmp_path / "out"))
     assert type(refused.value).__module__.startswith("physedit.")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_is_refused_before_a_trial_is_composed(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="--out"):
+            plan_sweep(SweepRequest(write(tmp_path / "mine.yaml"), ("no_such_key=1",), folder=folder))
 
 
 @pytest.mark.parametrize("given", ["optimizer.lr=1e-3", "run_name=a", "output_root=b", "launch=slurm"])
