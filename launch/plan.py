@@ -163,12 +163,24 @@ def _chooses_launch(override: str) -> bool:
     return key == "launch" or key.startswith("launch.")
 
 
-def _check_machines(machines: Machines) -> None:
-    if machines.num_processes < 1 or machines.num_machines < 1 or machines.num_processes % machines.num_machines:
+def check_counts(num_processes: int, num_machines: int) -> None:
+    """Verifies that machines can share processes.
+
+    Raises:
+        LaunchError: there is none of either, or not as many on each.
+    """
+    for key, value in (("num_processes", num_processes), ("num_machines", num_machines)):
+        if value < 1:
+            raise LaunchError(f"launch.{key}={value} must be at least 1.")
+    if num_processes % num_machines:
         raise LaunchError(
-            f"launch.num_processes={machines.num_processes} counts the processes of all machines, so it must be a "
-            f"multiple of launch.num_machines={machines.num_machines}."
+            f"launch.num_processes={num_processes} counts the processes of all machines, so it must be a multiple of "
+            f"launch.num_machines={num_machines}."
         )
+
+
+def _check_machines(machines: Machines) -> None:
+    check_counts(machines.num_processes, machines.num_machines)
     if machines.num_machines == 1:
         return
     if machines.main_process_ip is None or machines.main_process_port < 1:

@@ -21,6 +21,7 @@ from physedit.launch.plan import (
     Machines,
     Profile,
     Run,
+    check_counts,
     find_profile,
     plan_local,
     without_launch,
@@ -110,8 +111,13 @@ def plan(config: DictConfig, given: Sequence[str], command: str, config_dir: Pat
 
 
 def machines_of(launch: DictConfig) -> Machines:
-    """Returns the processes of a local launch; without a number, one for each GPU of this machine, on all machines."""
+    """Returns the processes of a local launch; without a number, one for each GPU of this machine, on all machines.
+
+    Raises:
+        ValueError: numbers that cannot be, or none where there is no GPU.
+    """
     asked = launch.num_processes
+    check_counts(launch.num_machines if asked is None else asked, launch.num_machines)
     if asked is None:
         asked = torch.cuda.device_count() * launch.num_machines
         if asked == 0:
