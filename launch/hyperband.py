@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from physedit.launch.plan import LaunchError
 
+LEAST_ETA = 1.01
+"""Ours: a smaller step makes thousands of brackets that differ in nothing."""
+_MOST = 10**9
+"""Ours: beyond any number of values that a trial logs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hyperband:
@@ -33,8 +38,8 @@ class Hyperband:
         if unknown:
             raise LaunchError(f"early_terminate: {', '.join(unknown)} has no effect here")
         eta = block.get("eta", 3)
-        if not isinstance(eta, int | float) or not eta > 1:
-            raise LaunchError(f"early_terminate.eta: {eta} must be above 1")
+        if not isinstance(eta, int | float) or isinstance(eta, bool) or not LEAST_ETA <= eta <= _MOST:
+            raise LaunchError(f"early_terminate.eta: {eta} must be a number from {LEAST_ETA} to {_MOST}")
         return Hyperband(_brackets(block, float(eta)), float(eta))
 
     def stops(self, history: Sequence[float], others: Sequence[Sequence[float]], *, maximize: bool) -> bool:
@@ -65,7 +70,8 @@ def _brackets(block: Mapping[str, object], eta: float) -> tuple[int, ...]:
         # Enough for any run: the last lies beyond a million values.
         return tuple(int(first * eta**power) for power in range(math.ceil(math.log(1e6, eta)) + 1))
     largest, number = _count(block, "max_iter"), _count(block, "s")
-    found = {int(largest / eta**power) for power in range(1, number + 1)} - {0}
+    num_above_0 = math.ceil(math.log(largest, eta))  # later ones are below one value
+    found = {int(largest / eta**power) for power in range(1, min(number, num_above_0) + 1)} - {0}
     if not found:
         raise LaunchError(f"early_terminate.max_iter: {largest} is too small for a bracket with eta {eta:g}")
     return tuple(sorted(found))
@@ -73,6 +79,6 @@ def _brackets(block: Mapping[str, object], eta: float) -> tuple[int, ...]:
 
 def _count(block: Mapping[str, object], key: str) -> int:
     value = block.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise LaunchError(f"early_terminate.{key}: {value} must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise LaunchError(f"early_terminate.{key}: {value} must be a whole number from 1 to {_MOST}")
     return value

@@ -1,6 +1,7 @@
 """Sweeps in wandb's own yaml: what is searched, how, and the command of a trial. Nothing here starts a process."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ KNOWN_KEYS = frozenset(
     {"name", "description", "project", "entity", "program", "command", "method", "metric", "parameters",
      "early_terminate", "run_cap"}
 )  # fmt: skip
+_MOST_NAME_SIGNS = 200
+_LARGEST = 1e300
+"""Of a bound, so that ranges and their draws are numbers too."""
+_MOST_EXPONENT = math.log(sys.float_info.max)
 Parameters: TypeAlias = Mapping[str, object]
 """The values of a trial by the names of the settings."""
 
@@ -137,7 +142,7 @@ def _sweep(path: Path, content: Mapping[str, object]) -> SweepFile:
     program = content.get("program")
     return SweepFile(
         path=path,
-        name=str(content.get("name") or path.stem),
+        name=_name(path.stem if content.get("name") is None else content["name"]),
         method=str(method),
         metric=metric,
         parameters=spaces,
@@ -146,6 +151,23 @@ def _sweep(path: Path, content: Mapping[str, object]) -> SweepFile:
         early_stop=stops,
         run_cap=cap,
     )
+
+
+def _name(value: object) -> str:
+    """Returns the sweep's name, by the rule of ``run_name``: it names a folder and the trials' group."""
+    name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if (
+        not isinstance(name, str)
+        or "/" in name
+        or name in (".", "..")
+        or name != name.strip()
+        or not name.isprintable()
+        or not 1 <= len(name) <= _MOST_NAME_SIGNS
+    ):
+        raise LaunchError(
+            f"name: {value!r} must be a plain folder name of 1 to {_MOST_NAME_SIGNS} printable characters without '/'"
+        )
+    return name
 
 
 def _command(value: object, *, has_program: bool) -> tuple[str, ...]:
@@ -236,6 +258,11 @@ def _range(where: str, distribution: object, given: dict[str, object]) -> Space:
             raise LaunchError(f"{where}.q must be above 0")
         return Real(low, high, step=step)
     if distribution == "log_uniform":  # wandb's bounds are exponents of e
+        if high > _MOST_EXPONENT:
+            raise LaunchError(
+                f"{where}: log_uniform takes exponents of e, and e to the {high:g} is beyond every number. For bounds "
+                "that are the values themselves write distribution: log_uniform_values"
+            )
         low, high = math.exp(low), math.exp(high)
     elif distribution != "log_uniform_values":
         known = "constant, categorical, int_uniform, uniform, q_uniform, log_uniform, log_uniform_values"
@@ -246,8 +273,8 @@ def _range(where: str, distribution: object, given: dict[str, object]) -> Space:
 
 
 def _number(where: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise LaunchError(f"{where}: {value!r} is not a number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
+        raise LaunchError(f"{where}: {value!r} is not a number, or beyond {_LARGEST:g}")
     return float(value)
 
 

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """At a running trial's metrics, where a rule may stop it."""
+_NOT_STARTED = 127
+"""The exit code that shells give a command which cannot be found."""
 ASKED_TO_STOP = frozenset(128 + number for number in (signal.SIGTERM, signal.SIGINT))
 
 
@@ -65,9 +67,12 @@ def run_sweep(plan: SweepPlan) -> tuple[SweepRecord, int]:
     the sweep; the trial that was running has then been told to save and stop.
 
     Raises:
-        LaunchError: the folder belongs to another sweep, or a process is running this one.
+        LaunchError: the folder belongs to another sweep or cannot be made, or a process is running this one.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The sweep's folder cannot be made: {error}. Choose another with --out.") from error
     with _locked(plan.folder), passing_signals() as passing:
         trials = list(read_trials(plan.folder, plan.definition))
         for number in range(plan.num_trials):
@@ -111,10 +116,14 @@ def _run_trial(plan: SweepPlan, trial: TrialRecord, others: Sequence[TrialRecord
     with log.open("ab") as stream:
         stream.write(f"$ {shlex.join(argv)}\n".encode())
         stream.flush()
-        process = subprocess.Popen(
-            argv, env=os.environ | dict(plan.environment), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
-            start_new_session=True, preexec_fn=end_with_parent,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                argv, env=os.environ | dict(plan.environment), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                start_new_session=True, preexec_fn=end_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            stream.write(f"{argv[0]} cannot be started: {error}\n".encode())
+            return replace(trial, state=TrialState.FAILED, exit_code=_NOT_STARTED)
         passing.to(process)
         was_stopped = _wait(plan, trial, others, process)
         passing.to(None)

@@ -1,6 +1,5 @@
 """Which values the next trial of a sweep gets: a pure function of the file, a seed and the trials before it."""
 
-import itertools
 import math
 import random
 import types
@@ -11,6 +10,8 @@ from typing import Any
 
 from physedit.launch.plan import LaunchError
 from physedit.launch.sweep_file import Choice, Metric, Parameters, Real, Space, SweepFile, Whole
+
+MOST_TRIALS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,15 @@ def num_trials(sweep: SweepFile, count: int | None) -> int:
     """Returns how many trials there are: ``count``, else the file's ``run_cap``, and no more than a grid has.
 
     Raises:
-        LaunchError: nothing says when a random or bayes search ends.
+        LaunchError: nothing says when a random or bayes search ends, or there are more than ``MOST_TRIALS``.
     """
     wanted = sweep.run_cap if count is None else count
     if sweep.method == "grid":
-        size = math.prod(len(_grid_values(space)) for space in sweep.parameters.values())
-        return size if wanted is None else min(size, wanted)
+        size = math.prod(_grid_size(space) for space in sweep.parameters.values())
+        return _refused_if_many(sweep, size if wanted is None else min(size, wanted))
     if wanted is None:
         raise LaunchError(f"{sweep.path}: method: {sweep.method} has no end. Give --count N, or run_cap in the file.")
-    return wanted
+    return _refused_if_many(sweep, wanted)
 
 
 def next_parameters(sweep: SweepFile, number: int, seed: int, past: Sequence[Outcome]) -> Parameters:
@@ -49,8 +50,11 @@ def next_parameters(sweep: SweepFile, number: int, seed: int, past: Sequence[Out
         LaunchError: bayes without optuna.
     """
     if sweep.method == "grid":
-        combinations = itertools.product(*(_grid_values(space) for space in sweep.parameters.values()))
-        return dict(zip(sweep.parameters, next(itertools.islice(combinations, number, None)), strict=True))
+        chosen: dict[str, object] = {}
+        for key, space in reversed(list(sweep.parameters.items())):
+            number, place = divmod(number, _grid_size(space))
+            chosen[key] = _grid_value(space, place)
+        return {key: chosen[key] for key in sweep.parameters}
     if sweep.method == "random":
         source = random.Random(f"{seed}/{number}")  # text is hashed the same in every process
         return {key: _draw(space, source) for key, space in sweep.parameters.items()}
@@ -117,9 +121,23 @@ def _index(space: Space, value: Any) -> Any:
     return space.values.index(value) if isinstance(space, Choice) else value
 
 
-def _grid_values(space: Space) -> Sequence[object]:
+def _refused_if_many(sweep: SweepFile, wanted: int) -> int:
+    if wanted > MOST_TRIALS:
+        raise LaunchError(
+            f"{sweep.path} makes {wanted} trials, but a sweep has at most {MOST_TRIALS}: all are validated before the "
+            "first starts. Give --count N, or run_cap or fewer values in the file."
+        )
+    return wanted
+
+
+def _grid_size(space: Space) -> int:
     assert not isinstance(space, Real)  # the file refuses it
-    return space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
+    return len(space.values) if isinstance(space, Choice) else space.high - space.low + 1
+
+
+def _grid_value(space: Space, place: int) -> object:
+    assert not isinstance(space, Real)
+    return space.values[place] if isinstance(space, Choice) else space.low + place
 
 
 def _draw(space: Space, source: random.Random) -> object:

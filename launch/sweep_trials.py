@@ -1,7 +1,7 @@
 """``trials.json``: what became of each trial of a sweep. It is the sweep's state, and what comparisons start from."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -94,6 +94,7 @@ def read_trials(folder: Path, definition: Mapping[str, object]) -> tuple[TrialRe
         return ()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        _require(content, {"definition": dict, "trials": list})
         before, rows = content["definition"], [_record(row) for row in content["trials"]]
     except (ValueError, KeyError, TypeError) as error:
         raise LaunchError(f"{path} is damaged ({error!r}). Mend it, or choose another folder with --out.") from error
@@ -108,28 +109,35 @@ def read_trials(folder: Path, definition: Mapping[str, object]) -> tuple[TrialRe
 
 
 def values_of(run_folder: Path, metric: Metric | None) -> tuple[float, ...]:
-    """Returns the values of the metric in a run's ``metrics.jsonl``, oldest first."""
+    """Returns the values of the metric in a run's ``metrics.jsonl``, oldest first; lines that hold none are passed."""
     path = run_folder / "metrics.jsonl"
     if metric is None or not path.exists():
         return ()
     found = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            value = json.loads(line).get(metric.name)
-        except ValueError:
-            continue  # the line that is being written
-        if value is not None:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the line that is being written, or one that a full disk cut
+        value = row.get(metric.name) if isinstance(row, dict) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
             found.append(float(value))
     return tuple(found)
 
 
 def failed_evaluations_of(run_folder: Path) -> tuple[str, ...]:
-    """Returns what a run's ``summary.json`` says of evaluations that failed while training went on."""
+    """Returns what a run's ``summary.json`` says of evaluations that failed while training went on.
+
+    A file that cannot be read counts as one: nobody knows what has failed.
+    """
     path = run_folder / "summary.json"
     if not path.exists():
         return ()
-    rows: Sequence[Mapping[str, object]] = json.loads(path.read_text(encoding="utf-8")).get("failed_evaluations", [])
-    return tuple(f"{row['hook']} at step {row['step']}: {row['error']}" for row in rows)
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8")).get("failed_evaluations", [])
+        return tuple(f"{row['hook']} at step {row['step']}: {row['error']}" for row in rows)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return (f"{path} cannot be read ({error!r})",)
 
 
 def tail_of(log: Path, num_lines: int = 20) -> str:
@@ -142,6 +150,13 @@ def tail_of(log: Path, num_lines: int = 20) -> str:
 def _record(row: Mapping[str, object]) -> TrialRecord:
     given = dict(row)
     given["state"] = TrialState(str(given["state"]))
+    _require(given, {"trial": str, "parameters": dict, "run_folder": str, "log": str})
     failed = given["failed_evaluations"]
     given["failed_evaluations"] = tuple(failed) if isinstance(failed, list) else ()
     return TrialRecord(**given)  # type: ignore[arg-type]  # a missing or unknown key is a damaged file
+
+
+def _require(given: Mapping[str, object], kinds: Mapping[str, type]) -> None:
+    for key, kind in kinds.items():
+        if not isinstance(given[key], kind):
+            raise TypeError(f"{key} is {given[key]!r}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from physedit.launch.sweep_search import import_optuna, next_parameters, num_tri
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.launching import check_launch
+from physedit.train.output import check_can_be_made
 from physedit.train.swept import check_swept
 
 SET_FOR_EACH_TRIAL = frozenset({"run_name", "output_root"})
@@ -43,14 +45,16 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     """Returns how a sweep is run here; all trials that can be known are composed and validated.
 
     Raises:
-        LaunchError: a file that is no sweep, or a search that cannot be made here.
-        ConfigError: a trial that makes no run, named.
+        LaunchError: a file that is no sweep, a search that cannot be made here, or a program that is not there.
+        ConfigError: a trial that makes no run, named, or a folder that cannot be written.
     """
     sweep = read_sweep_file(request.file)
     _check_overrides(sweep, request.overrides)
     if sweep.method == "bayes":
         import_optuna()
     folder = Path("runs") / "sweeps" / sweep.name if request.folder is None else request.folder
+
+    check_can_be_made(folder)
 
     def command(name: str, parameters: Parameters) -> list[str]:
         return _command(
@@ -67,7 +71,10 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
         environment=_environment(sweep.name),
         stops_at_first_failure=request.stops_at_first_failure,
     )
-    for name, parameters in known_trials(plan):
+    trials = known_trials(plan)
+    for name, parameters in trials[:1]:
+        _check_program(plan, plan.command(name, parameters))
+    for name, parameters in trials:
         _check_trial(plan, name, parameters)
     return plan
 
@@ -110,6 +117,18 @@ def _check_trial(plan: SweepPlan, name: str, parameters: Parameters) -> None:
         raise ConfigError(
             f"{plan.sweep.path}: launch=slurm ends when a job is submitted, so a sweep here would not see its trials. "
             "Use launch.slurm.trials=FILE for an array, or another launch."
+        )
+
+
+def _check_program(plan: SweepPlan, argv: Sequence[str]) -> None:
+    """Refuses a command whose program no trial would find."""
+    program, *rest = argv
+    if Path(program).name == "env" and rest and not rest[0].startswith("-") and "=" not in rest[0]:
+        _check_program(plan, rest)
+    if shutil.which(program, path=plan.environment["PATH"]) is None:
+        raise LaunchError(
+            f"{plan.sweep.path}: the command starts {program!r}, but there is no such program. Name one that is "
+            "installed, such as physedit or ${interpreter}."
         )
 
 

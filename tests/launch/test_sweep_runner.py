@@ -7,15 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from physedit.launch.hyperband import Hyperband
 from physedit.launch.plan import LaunchError
-from physedit.launch.sweep_file import Choice, Metric, SweepFile
+from physedit.launch.sweep_file import Choice, Metric, Parameters, SweepFile
 from physedit.launch.sweep_runner import SweepPlan, run_sweep
-from physedit.launch.sweep_trials import TRIALS_FILE, TrialState
+from physedit.launch.sweep_trials import TRIALS_FILE, TrialState, failed_evaluations_of, read_trials, values_of
 
 TRIAL = """
 import json, pathlib, signal, sys, time
@@ -140,6 +141,62 @@ def test_a_damaged_record_is_named(tmp_path: Path):
     (tmp_path / TRIALS_FILE).write_text("{}")
     with pytest.raises(LaunchError, match=r"trials\.json is damaged"):
         run_sweep(planned(tmp_path, ["0.3"]))
+
+
+@pytest.mark.parametrize("content", [
+    {"definition": [], "trials": []},
+    {"definition": {}, "trials": [{"trial": "a", "parameters": [], "run_folder": "a", "log": "a", "state": "failed",
+                                   "failed_evaluations": []}]},
+    [],
+])  # fmt: skip
+def test_a_record_of_another_form_is_named(tmp_path: Path, content: object):
+    (tmp_path / TRIALS_FILE).write_text(json.dumps(content))
+    with pytest.raises(LaunchError, match=r"trials\.json is damaged"):
+        read_trials(tmp_path, {"values": ["0.3"]})
+
+
+def test_lines_without_a_number_are_passed(tmp_path: Path):
+    lines = [
+        b"[1]",
+        b"7",
+        b'{"m": 0.5}',
+        b'{"m": "text"}',
+        b'{"m": true}',
+        b"\xff\xfe",
+        b'{"m": [1]}',
+        b'{"m": 2}',
+        b'{"m"',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    assert values_of(tmp_path, Metric("m", "maximize")) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"\xff", b'{"failed_evaluations": 3}', b'{"failed_evaluations": [{}]}']
+)
+def test_a_damaged_summary_is_told_as_an_evaluation_that_failed(tmp_path: Path, content: bytes):
+    (tmp_path / "summary.json").write_bytes(content)
+    (said,) = failed_evaluations_of(tmp_path)
+    assert "summary.json cannot be read" in said
+
+
+def test_a_program_that_is_gone_fails_its_trial_and_the_others_go_on(tmp_path: Path):
+    plan = planned(tmp_path, ["0.3", "0.4"])
+    real = plan.command
+
+    def command(trial: str, given: Parameters) -> Sequence[str]:
+        return ["no/such/program"] if trial == "trial_001" else real(trial, given)
+
+    record, code = run_sweep(replace(plan, command=command))
+    assert (code, record.summary()) == (1, "1 of 2 finished, 1 of 2 failed")
+    assert record.trials[0].exit_code == 127
+    assert "no/such/program cannot be started" in (tmp_path / "trial_001/launch/trial.log").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="--out"):
+        run_sweep(planned(tmp_path / "file" / "sweep", ["0.3"]))
 
 
 RUNNER = """

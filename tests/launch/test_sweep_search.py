@@ -50,6 +50,18 @@ def test_a_random_trial_depends_on_seed_and_number_alone_and_lies_in_its_range()
     assert 70 < below < 130  # evenly by logarithm: half of them, within four standard deviations
 
 
+def test_a_grid_of_any_size_is_cut_or_refused_without_being_made():
+    sweep = sweep_of("grid", {"b": Whole(1, 10**30), "a": Choice(("x", "y"))})
+    with pytest.raises(LaunchError, match="--count N"):
+        num_trials(sweep, None)
+    assert num_trials(sweep, 3) == 3
+    assert [tuple(next_parameters(sweep, number, 0, ()).values()) for number in range(3)] == [
+        (1, "x"), (1, "y"), (2, "x")
+    ]  # fmt: skip
+    with pytest.raises(LaunchError, match="10000000 trials"):
+        num_trials(sweep_of("random"), 10_000_000)
+
+
 def test_bayes_is_repeatable_and_goes_where_values_were_good():
     pytest.importorskip("optuna")
     spaces = {"x": Real(0.0, 1.0), "k": Choice(("good", "bad"))}
@@ -81,6 +93,11 @@ def test_brackets_are_those_of_wandbs_block():
     assert read({"type": "hyperband", "min_iter": 3}).brackets[:4] == (3, 9, 27, 81)
     assert read({"type": "hyperband", "min_iter": 2, "eta": 2}).brackets[:3] == (2, 4, 8)
     assert read({"type": "hyperband", "max_iter": 27, "s": 2}).brackets == (3, 9)
+    assert read({"type": "hyperband", "max_iter": 27, "s": 10**8}).brackets == (1, 3, 9)
+    assert len(read({"type": "hyperband", "min_iter": 10**9, "eta": 1.01}).brackets) < 2000
+    for wrong in ({"eta": 1.0000001}, {"eta": 1e300}, {"eta": float("nan")}, {"min_iter": 10**400}):
+        with pytest.raises(LaunchError, match="early_terminate"):
+            read({"type": "hyperband", "min_iter": 3, **wrong})
     for block in ({"min_iter": 3, "max_iter": 9}, {"max_iter": 9}, {"min_iter": 0}, {"min_iter": 3, "strict": True}):
         with pytest.raises(LaunchError, match="early_terminate"):
             read({"type": "hyperband", **block})
