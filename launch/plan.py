@@ -169,7 +169,7 @@ def check_counts(num_processes: int, num_machines: int) -> None:
     Raises:
         LaunchError: there is none of either, or not as many on each.
     """
-    for key, value in (("num_processes", num_processes), ("num_machines", num_machines)):
+    for key, value in (("num_machines", num_machines), ("num_processes", num_processes)):
         if value < 1:
             raise LaunchError(f"launch.{key}={value} must be at least 1.")
     if num_processes % num_machines:
