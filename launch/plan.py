@@ -13,6 +13,8 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parent
 PROFILES = FOLDER / "accelerate"
+ENGINES = ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED")
+"""What a profile may name as ``distributed_type``: what the trainer computes with."""
 TRAINER = "physedit.train"
 LAUNCHER = "physedit.train.launcher"
 """``accelerate launch`` that passes signals on and ends with the exit code of the first rank that failed."""
@@ -51,11 +53,21 @@ class Profile:
 
     @property
     def zero_stage(self) -> int:
-        """The stage of ZeRO, or 0 without DeepSpeed."""
+        """The stage of ZeRO, or 0 without DeepSpeed.
+
+        Raises:
+            LaunchError: the DeepSpeed file cannot be read, or names none.
+        """
         if self.deepspeed_file is None:
             return 0
-        settings = json.loads(self.deepspeed_file.read_text(encoding="utf-8"))
-        return int(settings["zero_optimization"]["stage"])
+        try:
+            settings = json.loads(self.deepspeed_file.read_text(encoding="utf-8"))
+            return int(settings["zero_optimization"]["stage"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"{self.deepspeed_file} is no DeepSpeed file with a number at zero_optimization.stage ({error!r}). Use "
+                f"one like those of launch/deepspeed."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,8 @@ def find_profile(name: str) -> Profile:
     """Returns a shipped profile by its name, or a file of the user's by its path.
 
     Raises:
-        LaunchError: there is none, or it names a DeepSpeed file that does not exist.
+        LaunchError: there is none, it is no accelerate yaml, or it names an engine that the trainer does not know or a
+            DeepSpeed file that does not exist.
     """
     is_shipped = "/" not in name and not name.endswith(".yaml")
     file = PROFILES / f"{name}.yaml" if is_shipped else Path(name).absolute()
@@ -106,15 +119,41 @@ def find_profile(name: str) -> Profile:
             f"launch profile {name}: there is no file {file}. Use one of {', '.join(shipped_profiles())}, or the path "
             "of an accelerate yaml of your own."
         )
-    named = (yaml.safe_load(file.read_text(encoding="utf-8")).get("deepspeed_config") or {}).get(
-        "deepspeed_config_file"
-    )
+    named = _deepspeed_file_of(file)
     if named is None:
         return Profile(file, None)
     deepspeed = (FOLDER.parent if is_shipped else Path.cwd()) / named
     if not deepspeed.is_file():
         raise LaunchError(f"{file} names deepspeed_config_file {named}, but there is no file {deepspeed}.")
     return Profile(file, deepspeed)
+
+
+def _deepspeed_file_of(profile: Path) -> str | None:
+    """Returns the DeepSpeed file that a profile names, or None."""
+    try:
+        content = yaml.safe_load(profile.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise LaunchError(
+            f"launch profile {profile} cannot be read as yaml ({' '.join(str(error).split())})."
+        ) from error
+    if not isinstance(content, dict):
+        raise LaunchError(
+            f"launch profile {profile} holds {'nothing' if content is None else type(content).__name__}, but an "
+            f"accelerate yaml is wanted, such as `accelerate config` writes or {PROFILES / 'ddp.yaml'}."
+        )
+    engine = content.get("distributed_type")
+    # YAML reads a bare NO as false.
+    if engine is not False and engine not in ENGINES:
+        found = "names no distributed_type" if engine is None else f"names distributed_type {engine}"
+        raise LaunchError(
+            f"launch profile {profile} {found}, but the trainer knows {', '.join(ENGINES)}. Use one of these, or one "
+            f"of the profiles {', '.join(shipped_profiles())}."
+        )
+    settings = content.get("deepspeed_config") or {}
+    if not isinstance(settings, dict):
+        raise LaunchError(f"launch profile {profile}: deepspeed_config is {settings!r}, but settings are wanted.")
+    named = settings.get("deepspeed_config_file")
+    return None if named is None else str(named)
 
 
 def without_launch(overrides: Sequence[str]) -> tuple[str, ...]:

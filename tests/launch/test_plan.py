@@ -105,3 +105,40 @@ def test_a_profile_of_ones_own_is_a_path(tmp_path: Path):
     own.write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: lost.json\n")
     with pytest.raises(LaunchError, match=r"lost\.json"):
         find_profile(str(own))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b"", "holds nothing"),
+        (b"garbage", "holds str"),
+        (b"- a\n", "holds list"),
+        (b"a: [", "cannot be read as yaml"),
+        (b"\xff", "cannot be read as yaml"),
+        (b"num_processes: 2\n", "names no distributed_type, but the trainer knows NO, MULTI_GPU, MULTI_CPU, DEEPSPEED"),
+        (b"distributed_type: FSDP\n", "names distributed_type FSDP"),
+        (b"distributed_type: [1]\n", r"names distributed_type \[1\]"),
+        (b"distributed_type: DEEPSPEED\ndeepspeed_config: 2\n", "deepspeed_config is 2"),
+    ],
+)
+def test_a_profile_that_accelerate_or_the_trainer_would_not_take_is_refused(tmp_path: Path, text: bytes, named: str):
+    own = tmp_path / "own.yaml"
+    own.write_bytes(text)
+    with pytest.raises(LaunchError, match=rf"own\.yaml.*{named}"):
+        find_profile(str(own))
+
+
+@pytest.mark.parametrize("engine", ["NO", '"NO"'])
+def test_a_profile_of_one_process_is_taken_however_its_no_is_written(tmp_path: Path, engine: str):
+    (tmp_path / "own.yaml").write_text(f"distributed_type: {engine}\n")
+    assert find_profile(str(tmp_path / "own.yaml")).zero_stage == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"zero_optimization": {"stage": "auto"}}', '{"zero_optimization": 2}'])
+def test_a_deepspeed_file_without_a_stage_is_refused(tmp_path: Path, text: str):
+    deepspeed = tmp_path / "own.json"
+    deepspeed.write_text(text)
+    own = tmp_path / "own.yaml"
+    own.write_text(f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {deepspeed}\n")
+    with pytest.raises(LaunchError, match=r"own\.json is no DeepSpeed file"):
+        _ = find_profile(str(own)).zero_stage
