@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 PROFILES = FOLDER / "accelerate"
 ENGINES = ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED")
 """What a profile may name as ``distributed_type``: what the trainer computes with."""
+LARGEST_PORT = 65535
 TRAINER = "physedit.train"
 LAUNCHER = "physedit.train.launcher"
 """``accelerate launch`` that passes signals on and ends with the exit code of the first rank that failed."""
@@ -220,6 +221,11 @@ def check_counts(num_processes: int, num_machines: int) -> None:
 
 def _check_machines(machines: Machines) -> None:
     check_counts(machines.num_processes, machines.num_machines)
+    if not 0 <= machines.main_process_port <= LARGEST_PORT:
+        raise LaunchError(
+            f"launch.main_process_port={machines.main_process_port} is no port: it must lie between 1 and "
+            f"{LARGEST_PORT}, or be 0 for a free one on one machine."
+        )
     if machines.num_machines == 1:
         return
     if machines.main_process_ip is None or machines.main_process_port < 1:

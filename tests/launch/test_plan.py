@@ -83,11 +83,18 @@ def test_planning_writes_nothing_and_gives_the_same_again(tmp_path: Path, monkey
         (Machines(4, 2, 0, None, 29500), "main_process_ip"),
         (Machines(4, 2, 0, "node0", 0), "main_process_port"),
         (Machines(4, 2, 2, "node0", 29500), "between 0 and 1"),
+        (Machines(2, main_process_port=65536), "main_process_port=65536 is no port"),
+        (Machines(2, main_process_port=-5), "main_process_port=-5 is no port"),
     ],
 )
 def test_machines_that_cannot_work_together_are_refused(machines: Machines, named: str):
     with pytest.raises(LaunchError, match=named):
         planned("ddp", machines)
+
+
+@pytest.mark.parametrize("port", [0, 1, 65535])
+def test_any_port_that_there_is_can_be_asked_for(port: int):
+    assert f"--main_process_port {port}" in " ".join(planned("ddp", Machines(2, main_process_port=port)).argv)
 
 
 def test_what_chooses_the_launch_is_taken_out_and_nothing_else():
