@@ -50,8 +50,10 @@ def plan_slurm(
     node's ranks and passes signals on.
 
     Raises:
-        LaunchError: a value that cannot stand in an ``#SBATCH`` line, or a sweep over several nodes.
+        LaunchError: a value that cannot stand in an ``#SBATCH`` line, a time that is none or too short for the signal
+            before its end, or a sweep over several nodes.
     """
+    _check_time(job)
     if trials and job.nodes > 1:
         raise LaunchError(
             f"launch.slurm.trials starts each trial on one node, but launch.slurm.nodes={job.nodes}. Set it to 1, or "
@@ -74,6 +76,45 @@ def plan_slurm(
     )
     script = folder / "job.sbatch"
     return LaunchPlan(("sbatch", str(script)), {}, {folder / "config.yaml": run.config, script: text})
+
+
+def _check_time(job: SlurmJob) -> None:
+    if job.time is None:
+        return
+    seconds = seconds_of(job.time)
+    if seconds is None:
+        raise LaunchError(
+            f"launch.slurm.time={job.time} is no time limit of SLURM. Write minutes, hours:minutes:seconds or "
+            f"days-hours:minutes:seconds, such as 24:00:00."
+        )
+    if 0 < seconds <= job.signal_s:
+        raise LaunchError(
+            f"launch.slurm.time={job.time} is {seconds} s, but the run is told to save and stop "
+            f"launch.slurm.signal_s={job.signal_s} s before its end, so it would never train. Give it more time, or a "
+            f"smaller signal_s."
+        )
+
+
+def seconds_of(time: str) -> int | None:
+    """Returns a time limit in seconds, 0 for none, or None if ``time`` is no limit.
+
+    Source: sbatch(1), ``--time``.
+    """
+    if time.lower() in ("unlimited", "infinite"):
+        return 0
+    found = _TIME.fullmatch(time)
+    if found is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in found.groups())
+    first, second, third = (part or 0 for part in parts)
+    if days is not None:  # hours first
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if parts[2] is None:  # minutes first
+        return first * 60 + second
+    return (first * 60 + second) * 60 + third
+
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 
 
 def _directives(job: SlurmJob, run: Run, folder: Path, trials: Sequence[Trial], working_folder: Path) -> list[str]:

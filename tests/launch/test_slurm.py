@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from physedit.launch.plan import LaunchError, Run
-from physedit.launch.slurm import SlurmJob, Trial, plan_slurm
+from physedit.launch.slurm import SlurmJob, Trial, plan_slurm, seconds_of
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "sbatch"
 RUN = Run(
@@ -63,6 +63,27 @@ def test_values_that_break_a_directive_are_refused():
         script(replace(JOB, extra=("constraint=a100",)))
     with pytest.raises(LaunchError, match="nodes=2"):
         script(replace(JOB, nodes=2), TRIALS)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("24:00:00", 86400), ("1-0", 86400), ("1-02:30", 95400), ("1-02:30:05", 95405),
+        ("0", 0), ("UNLIMITED", 0), ("infinite", 0), ("banana", None), ("", None), ("1-", None), ("1:2:3:4", None),
+        ("-5", None), ("1.5", None), ("24:00:00\n", None),
+    ],
+)  # fmt: skip
+def test_time_limits_are_read_as_sbatch_does(time: str, seconds: int | None):
+    assert seconds_of(time) == seconds
+
+
+def test_a_time_that_is_none_or_over_before_the_run_may_train_is_refused():
+    with pytest.raises(LaunchError, match=r"time=banana is no time limit"):
+        script(replace(JOB, time="banana"))
+    with pytest.raises(LaunchError, match=r"time=00:05:00 is 300 s, .*signal_s=300"):
+        script(replace(JOB, time="00:05:00", signal_s=300))
+    for job in (replace(JOB, time="00:05:00", signal_s=299), replace(JOB, time="0"), replace(JOB, time=None)):
+        assert "#SBATCH --signal=B:USR2@" in script(job)
 
 
 STUB = """#!/bin/bash
