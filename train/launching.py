@@ -255,7 +255,14 @@ def _trials(file: str | None, overrides: Sequence[str], config_dir: Path | None)
     path = Path(file)
     if not path.is_file():
         raise ConfigError(f"launch.slurm.trials={file} is no file. Give a text file with one trial's overrides a line.")
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"launch.slurm.trials={file} cannot be read as UTF-8 text ({error}). Give a text file with one trial's "
+            f"overrides a line."
+        ) from error
+    lines = [line.strip() for line in text.splitlines()]
     trials, names = [], set()
     for number, line in enumerate(lines, 1):
         if not line or line.startswith("#"):

@@ -162,6 +162,13 @@ def test_a_sweep_validates_every_trial_before_it_is_submitted(tmp_path: Path):
             planned(*overrides)
 
 
+def test_a_file_of_trials_that_is_no_text_is_refused(tmp_path: Path):
+    file = tmp_path / "sweep.txt"
+    file.write_bytes("run_name=größe\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"trials=.*sweep\.txt cannot be read as UTF-8 text"):
+        planned("launch=slurm", "launch.slurm.gpus_per_node=2", f"launch.slurm.trials={file}")
+
+
 def test_an_active_run_is_not_started_again(tmp_path: Path):
     import fcntl
 
