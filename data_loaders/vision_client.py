@@ -44,6 +44,9 @@ _OPENAI_KEY = "OPENAI_API_KEY"
 _NO_KEY = "none"
 """The client insists on a key; servers without keys ignore it."""
 
+_LISTING_S, _LONGEST_WAIT_S = 20.0, 8.0
+"""Longest wait for a server's list of models, and between two tries to get it."""
+
 _POLICY_CODES = frozenset({"content_filter", "content_policy_violation"})
 """Error codes of a 400 that speaks of this one request's content. Source: OpenAI's and Azure's API references."""
 
@@ -126,6 +129,38 @@ class VisionClient:
                     )
                 logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
                 self._wait(outcome, wait_s)
+
+    def require_server(self, patience_s: float = 60.0) -> None:
+        """Makes sure that somebody answers at the address, whatever is said; the list of models is asked for, free.
+
+        Args:
+            patience_s: how long a server that is just starting is waited for.
+
+        Raises:
+            VisionRequestError: nobody answers.
+        """
+        import openai
+
+        listing = self._openai.with_options(timeout=min(self.settings.timeout_s, _LISTING_S)).models
+        until, num_tries = time.monotonic() + min(patience_s, self.settings.patience_s), 0
+        while True:
+            try:
+                listing.list()
+            except openai.APIConnectionError as error:
+                said = self._blotted(str(error.__cause__ or error))
+            except (openai.APIError, ValueError):  # whatever it says, it is there
+                return
+            else:
+                return
+            num_tries += 1
+            wait_s = grown_wait_s(num_tries, min(_LONGEST_WAIT_S, self.settings.longest_wait_s), 1.0)
+            if time.monotonic() + wait_s > until or self._gate.is_shut.is_set():
+                raise VisionRequestError(
+                    f"Nobody answers for {self.settings.name}: {said} ({num_tries} tries). Start the server, or mend "
+                    "its address."
+                )
+            logger.info("%s: %s. Trying again in %.1f s.", self.settings.name, said, wait_s)
+            self._gate.is_shut.wait(wait_s)
 
     def stop(self) -> None:
         """Has nothing be sent any more, and ends the waits of questions under way; for the end of a process."""

@@ -86,8 +86,8 @@ def build(request: BuildRequest) -> Path:
         DatasetLayoutError: the meta file is not MiraData's.
         DatasetRowError: a row of the meta file does not say where its clip lies.
         MissingExtra: PyAV is not installed.
-        VisionRequestError: the model's server refuses the requests as such.
-        VisionUnavailable: it does not answer; what was answered is kept.
+        VisionRequestError: the model's server refuses the requests as such, or never answered: seen before decoding.
+        VisionUnavailable: it does not answer any more; what was answered is kept.
     """
     check_request(request)
     client = None if request.vision is None else VisionClient(request.vision)
@@ -99,6 +99,8 @@ def build(request: BuildRequest) -> Path:
         shutil.rmtree(request.out / WORK, ignore_errors=True)
         logger.info("%s holds this set already; nothing was done.", request.out)
         return request.out / REPORT
+    if client is not None and not _has_answers(request):
+        client.require_server()
     with only_builder(request.out / WORK):
         losses = [Loss("clip", "", Reason.NO_VIDEO_FILE, clip=name) for name in sources.rows_without_file]
         with _Workers(request.num_workers) as workers:
@@ -212,12 +214,22 @@ def _extract(request: BuildRequest, candidates: Sequence[_Candidate], workers: _
         pass
 
 
+def _answers_file(request: BuildRequest) -> Path:
+    return request.out / WORK / "instructions.jsonl"
+
+
+def _has_answers(request: BuildRequest) -> bool:
+    """True if the server has answered before: then it may not be needed any more."""
+    file = _answers_file(request)
+    return file.is_file() and file.stat().st_size > 0
+
+
 def _instructed(request: BuildRequest, client: VisionClient, candidates: Sequence[_Candidate]) -> dict[str, Outcome]:
     """Asks for the instructions that the journal does not know; returns the outcomes by pair.
 
     The first error ends it: what is under way is finished and kept, the rest is not asked.
     """
-    journal = Journal(request.out / WORK / "instructions.jsonl")
+    journal = Journal(_answers_file(request))
     keys = {one.key: _question_key(one, client.settings.model) for one in candidates}
 
     def ask(one: _Candidate) -> None:

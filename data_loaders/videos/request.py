@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -85,17 +86,19 @@ def is_finished(out: Path, made_of: str) -> bool:
     """True if the set that ``digest_of`` named is in ``out``; False if it can be built there.
 
     Raises:
-        BuildError: something else is there.
+        BuildError: something else is there, or files of the set are gone.
     """
     if out.is_file():
         raise BuildError(f"--out {out} is a file. Name a folder.")
     report = out / REPORT
     if report.is_file():
         try:
-            found = json.loads(report.read_text(encoding="utf-8")).get("made_of")
-        except (ValueError, AttributeError):
-            found = None
+            content = json.loads(report.read_text(encoding="utf-8"))
+            found, files = content.get("made_of"), list(content.get("files", ()))
+        except (ValueError, AttributeError, TypeError):
+            found, files = None, []
         if found == made_of:
+            _refuse_gaps(out, files)
             return True
         raise BuildError(
             f"{out} holds a finished set that was made of other videos or with other settings (see {report}). Name "
@@ -104,3 +107,14 @@ def is_finished(out: Path, made_of: str) -> bool:
     if out.is_dir() and any(out.iterdir()) and not (out / WORK).is_dir():
         raise BuildError(f"--out {out} is not empty and holds no unfinished build. Name a new folder.")
     return False
+
+
+def _refuse_gaps(out: Path, files: Sequence[str]) -> None:
+    """Refuses a finished set without all its files: to make them anew may cost what a model asks for its answers."""
+    gone = [name for name in files if not (out / name).is_file()]
+    if gone or not files:
+        raise BuildError(
+            f"{out / REPORT} tells of a finished set, but {len(gone)} of its {len(files)} files are gone "
+            f"({', '.join(gone[:3]) or 'it names none'}). Put them back, or remove {out} and run this again to build "
+            "the set anew."
+        )

@@ -92,6 +92,15 @@ def test_a_server_that_is_away_is_named():
         settings = VisionSettings("seer", base_url=url, patience_s=0.2, longest_wait_s=0.05)
         with pytest.raises(VisionUnavailable, match=rf"seer at {url}.*no connection"):
             VisionClient(settings).ask(QUESTION)
+        with pytest.raises(VisionRequestError, match=rf"Nobody answers for seer at {url}"):
+            VisionClient(settings).require_server()
+
+
+def test_a_server_without_a_list_of_models_is_there_and_is_not_asked():
+    with vision_server() as server:
+        client = client_of(server)
+        client.require_server()
+        assert (server.asked, client.usage.num_requests) == ([], 0)
 
 
 @pytest.mark.parametrize(

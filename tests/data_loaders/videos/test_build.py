@@ -284,6 +284,36 @@ def test_a_busy_server_is_waited_for_and_a_dead_one_keeps_what_it_answered(three
     assert report_of(tmp_path / "set")["num_pairs"] == 3
 
 
+def test_a_server_that_is_not_there_is_noticed_before_a_video_is_decoded(
+    three_videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with vision_server() as server:
+        settings = seen_by(server, patience_s=0.2, max_parallel=1)
+    monkeypatch.setattr(building, "examine", None)
+    with pytest.raises(VisionRequestError, match=r"Nobody answers for seer at http.*Start the server"):
+        build(request_of(three_videos, tmp_path / "set", vision=settings))
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_build_with_all_its_answers_needs_no_server(three_videos: Path, tmp_path: Path, monkeypatch):
+    with vision_server() as server:
+        settings = seen_by(server, patience_s=0.2)
+        monkeypatch.setattr(building, "_publish", stopping(building._publish, 0))
+        with pytest.raises(RuntimeError, match="stopped"):
+            build(request_of(three_videos, tmp_path / "set", vision=settings))
+    monkeypatch.undo()
+    build(request_of(three_videos, tmp_path / "set", vision=settings))
+    assert report_of(tmp_path / "set")["num_pairs"] == 3
+
+
+def test_a_finished_set_without_its_files_is_not_called_complete(three_videos: Path, tmp_path: Path):
+    build(request_of(three_videos, tmp_path / "set"))
+    (shard,) = (tmp_path / "set" / "data").iterdir()
+    shard.unlink()
+    with pytest.raises(BuildError, match=r"1 of its 1 files are gone \(data/train-00000-of-00001.parquet\)"):
+        build(request_of(three_videos, tmp_path / "set"))
+
+
 def test_builds_that_cannot_come_to_anything_are_refused(tmp_path: Path, make_video: MakeVideo):
     silent = make_video("silent.mkv", rolling_ball(0))
     refused = {
