@@ -17,7 +17,7 @@ from physedit.train.assemble import build_checked, check_backbone, start_process
 from physedit.train.config import ConfigError
 from physedit.train.filling import EncodeCounts, Filling, fill, shown_bytes
 from physedit.train.order import accepted_rows, build_plan
-from physedit.train.preflight import check_levels, check_references
+from physedit.train.preflight import check_levels, check_places, check_references
 from physedit.train.processes import Processes
 from physedit.train.signals import StopFlag
 
@@ -32,6 +32,7 @@ def encode(config: DictConfig) -> EncodeCounts:
     """
     if config.encode.mode != "cached":
         raise ConfigError("physedit encode fills the encoded cache, but encode=live was asked. Leave it out.")
+    check_places(config)
     check_backbone(config)
     accelerator = start_processes(config)
     processes = Processes(accelerator.num_processes, accelerator.process_index)

@@ -1,6 +1,6 @@
 """What is checked before a process joins, a model loads or a file is written: cheap things first."""
 
-import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from physedit.data_loaders.sample import EditDataset, PromptLevel
+from physedit.eval_hooks.files import nearest_existing
 from physedit.eval_hooks.hook import EvalHook
 from physedit.train.assemble import build_checked, check_backbone, outline_of, scenes_are_missing
 from physedit.train.config import ConfigError
@@ -69,7 +70,7 @@ def _problem(step: Callable[[], object]) -> ValueError | None:
 
 def _check_run_folder(config: DictConfig) -> None:
     check_target(config.checkpoint.upload_to)
-    _check_writable(run_folder_of(config))
+    check_places(config)
     check_run_folder(config)
 
 
@@ -131,13 +132,36 @@ def check_references(max_sources: int, dataset: EditDataset) -> None:
         )
 
 
-def _check_writable(folder: Path) -> None:
-    """Refuses a run folder whose nearest existing parent cannot be written."""
-    parent = folder.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"The run folder {folder} cannot be made: {parent} is no folder that can be written.")
+def check_places(config: DictConfig) -> None:
+    """Verifies that the run folder and the encoded cache can be made where they are asked for; leaves nothing there.
+
+    Raises:
+        ConfigError: naming the key, the place and why not.
+    """
+    _check_can_be_made("output_root", Path(str(config.output_root)), run_folder_of(config))
+    folder = Path(str(config.encode.folder))
+    if config.encode.mode == "cached" and not folder.is_dir():  # a whole cache is only read
+        _check_can_be_made("encode.folder", folder, folder)
+
+
+def _check_can_be_made(key: str, asked: Path, folder: Path) -> None:
+    """Refuses a folder that is a file, lies behind a broken link, or has no parent to make it in."""
+    for path in (asked.absolute(), *asked.absolute().parents):
+        if path.is_symlink() and not path.exists():
+            raise ConfigError(
+                f"{key}={asked}: {path} is a link to {path.readlink()}, where nothing is. Mount that disk, mend the "
+                f"link, or set another {key}."
+            )
+    parent = nearest_existing(folder)
+    try:
+        # Rights alone do not tell: nobody can make a folder in /proc.
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{key}={asked}: the folder {folder} cannot be made, as {parent} is no folder that can be written "
+            f"({error.strerror}). Set another {key}."
+        ) from error
 
 
 def _paths_of(data: DictConfig) -> list[object]:

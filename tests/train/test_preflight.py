@@ -15,6 +15,7 @@ from physedit.data_loaders.tables import row_without_picture
 from physedit.train import preflight
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
+from physedit.train.encode import encode
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,31 @@ def test_under_zero_an_optimizer_that_needs_whole_matrices_is_refused(world, tmp
 
 def test_an_optimizer_for_matrices_is_accepted_without_zero(world, tmp_path):
     check(world, tmp_path, "optimizer._target_=torch.optim.Muon", "~optimizer.betas", "optimizer.eps=1e-7")
+
+
+@pytest.mark.parametrize("key", ["output_root", "encode.folder"])
+def test_a_place_where_no_folder_can_be_made_is_refused_by_its_key(world: Path, tmp_path: Path, key: str) -> None:
+    """Root may write everywhere by its rights, but not in /proc."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    for place, said in (
+        (tmp_path / "file", "is no folder that can be written"),
+        (tmp_path / "file" / "below", "is no folder that can be written"),
+        (Path("/proc/nope"), "/proc is no folder that can be written"),
+        (tmp_path / "link" / "below", "link is a link to .*unmounted"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)}={place}: .*{said}.* another {re.escape(key)}\."):
+            check(world, tmp_path, "encode=cached", f"{key}={place}", *encode_elsewhere(key, tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def encode_elsewhere(key: str, tmp_path: Path) -> list[str]:
+    """The encoded cache lies below ``output_root`` unless something else is said."""
+    return [f"encode.folder={tmp_path / 'encoded'}"] if key == "output_root" else []
+
+
+def test_the_encode_verb_refuses_such_a_place_before_it_starts(world: Path, tmp_path: Path, no_weights: None) -> None:
+    overrides = ["encode=cached", "encode.folder=/proc/nope"]
+    with pytest.raises(ConfigError, match=r"^encode\.folder=/proc/nope"):
+        encode(compose_config(smoke_overrides(world, tmp_path / "runs", "run", overrides)))
+    assert not (tmp_path / "runs").exists()
