@@ -24,7 +24,7 @@ from physedit.train.cli_data import data_app
 from physedit.train.cli_doctor import doctor
 from physedit.train.cli_judge import judge
 from physedit.train.cli_sweep import sweep
-from physedit.train.compose import SWEEP_ADVICE, compose_config
+from physedit.train.compose import SWEEP_ADVICE, compose_config, with_hooks_named
 from physedit.train.config import ConfigError
 from physedit.train.swept import agent_values, check_swept, exact_overrides
 
@@ -105,9 +105,10 @@ def train(
 ) -> None:
     """Fine-tunes an adapter, or resumes: physedit train experiment=demo; with launch=NAME on many GPUs."""
     swept = agent_values()
-    given = exact_overrides(overrides or [], swept)
     if multirun:
         raise ConfigError(f"--multirun would run one job after another in the same processes, but {SWEEP_ADVICE}")
+    typed = exact_overrides(overrides or [], swept)
+    given = with_hooks_named(typed, config_dir=config_dir)
     config = compose_config(given, config_dir=config_dir)
     check_swept(config, given, swept)
     from physedit.eval_hooks.judges.judge import JudgeUnavailable
@@ -121,7 +122,7 @@ def train(
     if command is None or config.launch.kind != "none":
         launching.check_launch(config)
         preflight.check(config)
-        command = _command(given, config_dir)
+        command = _command(typed, config_dir)
     plan = None if config.launch.kind == "none" else launching.plan(config, given, command, config_dir)
     if dry_run:
         typer.echo("Settings, components, data, local weights and run folder can be used; nothing was started.")

@@ -43,6 +43,35 @@ def compose_config(
     Raises:
         ConfigError: anything in the overrides or the composed result that cannot be used.
     """
+    named = with_hooks_named(overrides, config_name=config_name, config_dir=config_dir)
+    composed = _composed(named, config_name, config_dir)
+    validate(composed)
+    return composed
+
+
+def with_hooks_named(
+    overrides: Sequence[str], *, config_name: str = "train", config_dir: Path | None = None
+) -> list[str]:
+    """Returns the overrides with ``eval.KEY=VALUE`` as ``eval.HOOK.KEY=VALUE`` where one evaluation is chosen.
+
+    Only a KEY that is a setting of that evaluation and no evaluation's name is taken so; all else stays as it is.
+
+    Args:
+        overrides: as for ``compose_config``.
+        config_name: as for ``compose_config``.
+        config_dir: as for ``compose_config``.
+
+    Raises:
+        ConfigError: several evaluations are chosen, or the overrides without these cannot be composed.
+    """
+    short = {each for each in overrides if _is_short(each)}
+    if not short:
+        return list(overrides)
+    hooks = _composed([each for each in overrides if each not in short], config_name, config_dir).eval
+    return [_long_form(each, hooks) if each in short else each for each in overrides]
+
+
+def _composed(overrides: Sequence[str], config_name: str, config_dir: Path | None) -> DictConfig:
     register_schema()
     _refuse_hydra_settings(overrides)
     if config_dir is not None:
@@ -51,13 +80,36 @@ def compose_config(
         overrides = [*overrides, f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF_FOLDER)):
-            composed = compose(config_name=config_name, overrides=list(overrides))
+            return compose(config_name=config_name, overrides=list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error, overrides, config_name)) from error
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{one_line(str(error))} (from: {' '.join(overrides)})") from error
-    validate(composed)
-    return composed
+
+
+def _is_short(override: str) -> bool:
+    """True for what may be ``eval.KEY=VALUE`` of an evaluation that it does not name."""
+    key, is_set, _ = override.partition("=")
+    group, _, setting = key.partition(".")
+    return bool(is_set) and group == "eval" and bool(setting) and setting.split(".")[0] not in options("eval")
+
+
+def _long_form(override: str, hooks: DictConfig) -> str:
+    setting = override.removeprefix("eval.")
+    head = setting.partition("=")[0].split(".")[0]
+    names = [str(name) for name in hooks if isinstance(hooks[name], DictConfig)]
+    having = (
+        [] if head in hooks else [name for name in names if head in list(hooks[name])]
+    )  # a missing value is a key, too
+    if not having:
+        return override
+    if len(names) > 1:
+        raise ConfigError(
+            f"{override} does not say which of the evaluations {', '.join(names)} is meant. Write "
+            + " or ".join(f"eval.{name}.{setting}" for name in having)
+            + "."
+        )
+    return f"eval.{names[0]}.{setting}"
 
 
 def _refuse_hydra_settings(overrides: Sequence[str]) -> None:

@@ -72,6 +72,23 @@ def test_eval_repeats_the_numbers_of_the_run(run_smoke, tmp_path: Path):
         run("eval", str(checkpoint))
 
 
+def test_a_setting_of_the_one_evaluation_needs_no_name_in_train_and_eval(world: Path, tmp_path: Path):
+    given = smoke_overrides(world, tmp_path, "run", ("eval=scenes", "eval.num_steps=2", "eval.limit=12"))
+    assert run("train", *given).exit_code == 0
+    folder = tmp_path / "run"
+    saved = (folder / "overrides.txt").read_text().splitlines()
+    assert saved[-3:] == list(EVALUATED), "in full, so that another evaluation does not inherit them"
+    assert "eval.limit=12" in (folder / "command.txt").read_text()
+    assert run("eval", str(folder / "checkpoints/step_00000008"), "eval.limit=6").exit_code == 0
+    numbers = [
+        len(json.loads((path / "eval/scenes/step_00000008/meta_info.json").read_text()))
+        for path in (folder, folder / "evaluations" / "step_00000008")
+    ]
+    assert numbers == [12, 6]
+    with pytest.raises(ConfigError, match=r"eval\.scenes\.limit=6 or eval\.picabench_quick\.limit=6"):
+        run("eval", str(folder / "checkpoints/step_00000008"), "eval=[scenes,picabench_quick]", "eval.limit=6")
+
+
 def test_eval_refuses_a_checkpoint_that_is_not_the_saved_one(run_smoke):
     checkpoint = run_smoke(*EVALUATED) / "checkpoints" / "step_00000008"
     file = checkpoint / "adapter" / "pytorch_lora_weights.safetensors"

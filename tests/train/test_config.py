@@ -67,6 +67,14 @@ REFUSED = [
     (["experiment=demo", "eval.scenes.cadence.steps=[abc]"], ["cadence.steps[0]", "abc"]),
     (["experiment=demo", "eval.scenes.cadence.every=-3"], ["cadence.every"]),
     (["experiment=demo", "+eval.scenez.limit=5"], ["eval.scenez", "Did you mean scenes?"]),
+    (["experiment=demo", "eval.limt=5"], ["eval.limt", "not a setting"]),
+    (["experiment=demo", "eval=none", "best_metric=null", "eval.limit=5"], ["eval.limit", "not a setting"]),
+    (
+        ["experiment=demo", "eval=[scenes,picabench_quick]", "eval.level=explicit"],
+        ["which of the evaluations", "eval.scenes.level=explicit or eval.picabench_quick.level=explicit"],
+    ),
+    (["experiment=demo", "eval=[scenes,picabench_quick]", "eval.per_law=5"], ["Write eval.picabench_quick.per_law=5."]),
+    (["experiment=demo", "eval.limit=abc"], ["eval.scenes.limit", "abc"]),
     (["experiment=demo", "adapter.preset=atention"], ["adapter.preset=atention", "Did you mean attention?"]),
     (["experiment=demo", "adapter.dropout=1.0"], ["adapter.dropout=1.0", "below 1"]),
     (["experiment=demo", "adapter.dropout=abc"], ["adapter.dropout", "abc"]),
@@ -113,6 +121,34 @@ def test_a_wrong_setting_is_refused_in_one_paragraph(overrides, words):
 
 def test_an_experiment_runs_without_its_evaluation():
     assert compose_config(["experiment=demo", "eval=none", "best_metric=null"]).eval == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["eval=picabench", "eval.per_law=20"], "picabench.per_law", 20),
+        (["eval=picabench", "eval.level=explicit"], "picabench.level", "explicit"),
+        (["eval.limit=3"], "scenes.limit", 3),
+        (["eval.limit=3", "eval.scenes.limit=4"], "scenes.limit", 4),
+        (["eval.scenes.limit=4", "eval.limit=3"], "scenes.limit", 3),
+        (["eval.cadence.every=2"], "scenes.cadence.every", 2),
+        (["eval=command", "eval.command.command=[score]", "eval.timeout_s=5.0"], "command.timeout_s", 5.0),
+    ],
+)
+def test_a_setting_of_the_one_evaluation_needs_no_name(overrides: list[str], key: str, value: object) -> None:
+    config = compose_config(["experiment=smoke", "eval=scenes", *overrides])
+    assert OmegaConf.select(config.eval, key) == value
+
+
+def test_a_hook_of_a_config_dir_may_be_named_or_not(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "mine.yaml").write_text(
+        (CONF_FOLDER / "eval" / "heldout_loss.yaml").read_text().replace("heldout_loss", "mine")
+        .replace("physedit.eval_hooks.mine", "physedit.eval_hooks.heldout_loss")
+    )  # fmt: skip
+    asked = ["experiment=smoke", "eval=mine", "data.split=train", "data.heldout_share=0.1"]
+    for override in ("eval.num_items=7", "eval.mine.num_items=7"):
+        assert compose_config([*asked, override], config_dir=tmp_path).eval.mine.num_items == 7
 
 
 def test_config_dir_adds_an_option(tmp_path: Path):
