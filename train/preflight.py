@@ -83,25 +83,25 @@ def _check_backbone(config: DictConfig) -> None:
 def _check_hook(config: DictConfig, name: str) -> None:
     node = config.eval[name]
     rows = node.get("data")
-    if rows is not None and any(_is_yet_to_be_written(config, path) for path in _paths_of(rows)):
+    if rows is not None and any(is_yet_to_be_written(config, path) for path in paths_of(rows)):
         return
     hook: EvalHook = build_checked(f"eval.{name}", node)
-    if not _is_yet_to_be_written(config, node.get("benchmark")):
+    if not is_yet_to_be_written(config, node.get("benchmark")):
         hook.check()
 
 
 def _check_data(config: DictConfig) -> None:
-    if not any(_is_yet_to_be_written(config, path) for path in _paths_of(config.data)):
+    if not any(is_yet_to_be_written(config, path) for path in paths_of(config.data)):
         check_levels(config, build_checked("data", config.data))
 
 
 def _absent_data(config: DictConfig) -> list[ValueError]:
     """Returns a refusal for each place of data that is not there, without opening any."""
-    places = [str(path) for path in _paths_of(config.data) if path is not None]
+    places = [str(path) for path in paths_of(config.data) if path is not None]
     absent = [
         place
         for place in places
-        if not place.startswith("hf://") and not _is_yet_to_be_written(config, place) and not Path(place).exists()
+        if not place.startswith("hf://") and not is_yet_to_be_written(config, place) and not Path(place).exists()
     ]
     return [ConfigError(f"data: there is no such path as {place}. Set data.path.") for place in absent]
 
@@ -164,11 +164,11 @@ def _check_can_be_made(key: str, asked: Path, folder: Path) -> None:
         ) from error
 
 
-def _paths_of(data: DictConfig) -> list[object]:
+def paths_of(data: DictConfig) -> list[object]:
     """Returns the paths that a data option, or the members of a mixture, read."""
     return [data.get("path"), *(member.get("path") for member in (data.get("members") or {}).values())]
 
 
-def _is_yet_to_be_written(config: DictConfig, path: object) -> bool:
+def is_yet_to_be_written(config: DictConfig, path: object) -> bool:
     """True for a path inside an embedded world that the run will write first."""
     return scenes_are_missing(config) and Path(str(path)).is_relative_to(str(config.scenes.folder))

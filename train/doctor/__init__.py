@@ -1,0 +1,1 @@
+"""What ``physedit doctor`` looks at before a run is started."""
