@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -138,6 +139,8 @@ def _check_names(members: Mapping[str, EditDataset], weights: Mapping[str, float
 def _weight(name: str, weight: object) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ValueError(f"weights.{name}={weight} is no number. Give each member one above 0, such as 0.7.")
+    if not 0 < weight < math.inf:
+        raise ValueError(f"weights.{name}={weight} shows no row of it. Give each member a weight above 0, such as 0.7.")
     return float(weight)
 
 

@@ -79,6 +79,9 @@ REFUSED = [
     ({"weights": {"pica": 1.0, "own": 1.0, "pico": 1.0}}, "weights.pico is of no member. Did you mean pica?"),
     ({"levels": {"owm": "explicit"}}, "levels.owm is of no member. Did you mean own?"),
     ({"levels": {"own": "superficial"}}, "levels.own=superficial is not a level that own has: explicit"),
+    ({"members": {"own": PlainPairs(2)}, "weights": {"own": 0}}, r"weights\.own=0 shows no row"),
+    ({"weights": {"pica": 1.0, "own": -0.5}}, r"weights\.own=-0\.5 shows no row"),
+    ({"weights": {"pica": float("nan"), "own": 1.0}}, r"weights\.pica=nan shows no row"),
     ({"members": {}, "weights": {}}, "A mixture has no members"),
 ]
 
