@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from physedit.data_loaders.arrow_batches import ArrowBatches
 from physedit.data_loaders.rows import PictureFile, StoredPicture, digest, row_name, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
-from physedit.data_loaders.tables import num_parquet_rows, parquet_columns, refuse_damage, require_columns
+from physedit.data_loaders.tables import is_refusal, num_parquet_rows, parquet_columns, refuse_damage, require_columns
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +189,13 @@ def saved_rows(folder: Path, *, texts: Sequence[str], pictures: Sequence[str]) -
         )
     try:
         table = load_from_disk(str(folder), keep_in_memory=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DatasetLayoutError(f"{folder} is no data set that can be loaded: {error}. {_DOWNLOAD_AGAIN}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if is_refusal(error):
+            raise
+        reason = f"{SAVED_MARK} or dataset_info.json lacks {error}" if isinstance(error, KeyError) else error
+        raise DatasetLayoutError(f"{folder} is no data set that can be loaded: {reason}. {_DOWNLOAD_AGAIN}") from error
+    if table.num_rows == 0:
+        raise DatasetLayoutError(f"{folder}: the data set has no rows.")
     require_columns(str(folder), dict.fromkeys(table.column_names), (*texts, *pictures))
     _require_picture_features(table, folder, pictures)
     batches = ArrowBatches.listed([Path(file["filename"]) for file in table.cache_files])

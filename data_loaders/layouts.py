@@ -8,7 +8,7 @@ from physedit.data_loaders.metadata_rows import METADATA_FILES, TABLE_ENDINGS, M
 from physedit.data_loaders.row_group_rows import RowGroupRows
 from physedit.data_loaders.rows import PairColumns, Rows
 from physedit.data_loaders.sample import DatasetLayoutError
-from physedit.data_loaders.tables import find_parquet_files
+from physedit.data_loaders.tables import find_parquet_files, opening
 from physedit.data_loaders.tar_rows import TarRows
 
 _PARQUET = ("data/train-*.parquet", "train-*.parquet")
@@ -34,8 +34,14 @@ def open_pairs(path: str, columns: PairColumns, *, folder: str | None = None, st
         ValueError: an argument that has no effect with this layout, or a hub address of another form.
     """
     if streaming:
+        _refuse_unstreamed(path)
         return open_streamed(path, columns, remedy=_LAYOUTS)
     local = download(parse_hub(path), _ALL_FILES) if path.startswith(PREFIX) else Path(path).expanduser()
+    with opening(local):
+        return _open_local(local, path, columns, folder)
+
+
+def _open_local(local: Path, path: str, columns: PairColumns, folder: str | None) -> Rows:
     table = _table_file(local)
     if table is not None:
         start = None if folder is None else _existing_folder(folder)
@@ -62,8 +68,9 @@ def open_parquet(path: Path, columns: PairColumns, *, missing: str, lacking: str
     Raises:
         DatasetLayoutError: no files there, no rows, or a column is missing.
     """
-    files = find_parquet_files(path, remedy=missing)
-    return parquet_rows(files, texts=columns.texts, pictures=columns.pictures, lacking=lacking)
+    with opening(path):
+        files = find_parquet_files(path, remedy=missing)
+        return parquet_rows(files, texts=columns.texts, pictures=columns.pictures, lacking=lacking)
 
 
 def open_streamed(path: str, columns: PairColumns, *, remedy: str) -> Rows:
@@ -75,7 +82,9 @@ def open_streamed(path: str, columns: PairColumns, *, remedy: str) -> Rows:
     if path.startswith(PREFIX):
         addresses = parquet_addresses(parse_hub(path))
     else:
-        addresses = tuple(str(file.absolute()) for file in find_parquet_files(Path(path).expanduser(), remedy=remedy))
+        local = Path(path).expanduser()
+        with opening(local):
+            addresses = tuple(str(file.absolute()) for file in find_parquet_files(local, remedy=remedy))
     return RowGroupRows(addresses, texts=columns.texts, pictures=columns.pictures)
 
 
@@ -87,6 +96,22 @@ def open_hub_parquet(path: str) -> Path:
         ValueError: a hub address of another form.
     """
     return download(parse_hub(path), _PARQUET)
+
+
+def _refuse_unstreamed(path: str) -> None:
+    """Refuses to stream what is no parquet, where a set of another layout lies."""
+    local = Path(path).expanduser()
+    if path.startswith(PREFIX):
+        return
+    with opening(local):
+        table = _table_file(local)
+        marks = [local / name for name in (SAVED_MARK, SAVED_SPLITS) if (local / name).is_file()]
+        found = next(iter([*([table] if table else []), *marks, *sorted(local.glob("*.tar"))]), None)
+    if found is not None:
+        raise ValueError(
+            f"data.streaming=true reads parquet files, but data.path={path} holds {found.name}, which is read where it "
+            "lies anyway. Leave data.streaming out."
+        )
 
 
 def _table_file(path: Path) -> Path | None:

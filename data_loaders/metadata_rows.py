@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class MetadataRows:
             folder: where these start; None for the folder of ``file``.
 
         Raises:
-            DatasetLayoutError: no row has a column, or the file is UTF-16.
+            DatasetLayoutError: no rows, a column that no row has or that a CSV has twice, or a file in UTF-16.
             DatasetRowError: no line gives a row; the first one's error.
         """
         self._file = file
@@ -66,7 +67,7 @@ class MetadataRows:
             raise DatasetLayoutError(f"{file} is UTF-16. Save it as UTF-8.")
         found: dict[str, None] = {}
         self._rows: list[tuple[object, ...] | _Broken] = []
-        for number, row in _csv_rows(file, data) if file.suffix == ".csv" else _json_rows(file, data):
+        for number, row in _csv_rows(file, data, columns) if file.suffix == ".csv" else _json_rows(file, data):
             if isinstance(row, _Broken):
                 self._rows.append(row)
                 continue
@@ -75,8 +76,9 @@ class MetadataRows:
             self._rows.append(_not_utf8(file, number, columns, cells) or cells)
         if self._rows and not found and isinstance(self._rows[0], _Broken):
             raise self._rows[0].error()
-        if self._rows:
-            require_columns(str(file), found, columns)
+        if not self._rows:
+            raise DatasetLayoutError(f"{file}: the data set has no rows.")
+        require_columns(str(file), found, columns)
         self._columns = columns
 
     def __len__(self) -> int:
@@ -158,9 +160,17 @@ def _stamps(folder: Path, names: Sequence[str]) -> list[str]:
     return [f"{name}/{found.get(part, '')}" for name, part in zip(names, parts, strict=True)]
 
 
-def _csv_rows(file: Path, data: bytes) -> Iterator[_Line]:
+def _csv_rows(file: Path, data: bytes, columns: Sequence[str]) -> Iterator[_Line]:
     text = data.decode("utf-8-sig", "surrogateescape")
     reader = csv.DictReader(io.StringIO(text, newline=""))
+    with _named_csv_errors(file, reader):
+        names = list(reader.fieldnames or ())
+    twice = [name for name in columns if names.count(name) > 1]
+    if twice:
+        raise DatasetLayoutError(
+            f"{file} has the column '{twice[0]}' {names.count(twice[0])} times, and nothing says which is meant. "
+            "Rename or remove the others."
+        )
     for row in _without_csv_errors(file, reader):
         if None in row:
             message = f"Line {reader.line_num} of {file} has more cells than the header. Quote cells that hold commas."
@@ -170,10 +180,20 @@ def _csv_rows(file: Path, data: bytes) -> Iterator[_Line]:
 
 
 def _without_csv_errors(file: Path, reader: "csv.DictReader[str]") -> Iterable[dict[str | None, object]]:
-    try:
+    with _named_csv_errors(file, reader):
         yield from reader
+
+
+@contextmanager
+def _named_csv_errors(file: Path, reader: "csv.DictReader[str]") -> Iterator[None]:
+    try:
+        yield
     except csv.Error as error:
-        raise DatasetLayoutError(f"Line {reader.line_num} of {file} cannot be read as CSV: {error}.") from error
+        # The reader counts the lines of whole rows, and this is the row behind them.
+        raise DatasetLayoutError(
+            f"The row from line {reader.line_num + 1} of {file} on cannot be read as CSV: {error}. Look for a quote "
+            "that is not closed, or a cell that is longer."
+        ) from error
 
 
 def _json_rows(file: Path, data: bytes) -> Iterator[_Line]:

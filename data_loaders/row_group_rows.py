@@ -10,7 +10,7 @@ from typing import Any
 
 from physedit.data_loaders.rows import HeldPicture, StoredPicture, digest, row_name, stamp
 from physedit.data_loaders.sample import DatasetLayoutError, Origin
-from physedit.data_loaders.tables import require_columns
+from physedit.data_loaders.tables import is_refusal, require_columns
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,8 @@ def _footer(address: str) -> Any:
             return parquet.ParquetFile(stream).metadata
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
-        raise DatasetLayoutError(f"{address} is no readable parquet file: {reason}.") from error
+        what = "cannot be read" if is_refusal(error) else "is no readable parquet file"
+        raise DatasetLayoutError(f"{address} {what}: {reason}.") from error
 
 
 def _read_column(address: str, column: str) -> list[object]:

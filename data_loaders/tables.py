@@ -1,6 +1,8 @@
 """Parquet files: finding them, their columns, and what is wrong with them."""
 
-from collections.abc import Mapping, Sequence
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,30 @@ from typing import Any
 from physedit.data_loaders.sample import DatasetLayoutError
 
 _DOWNLOAD_AGAIN = "Download or write it again."
+_LET_IN = "Mend its permissions, or the disk that it lies on."
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT})
+
+
+def is_refusal(error: Exception) -> bool:
+    """True if permission, disk or network refuse a file, whatever is in it."""
+    return isinstance(error, OSError) and error.errno in _REFUSALS
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Names the setting where a file below ``path`` may not be read.
+
+    Raises:
+        DatasetLayoutError: permission, disk or network refuse it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        raise DatasetLayoutError(
+            f"data.path={path} cannot be used: {error.filename or path} cannot be read: {error.strerror}. {_LET_IN}"
+        ) from error
 
 
 def parquet_columns(file: Path) -> Mapping[str, str]:
@@ -23,6 +49,8 @@ def parquet_columns(file: Path) -> Mapping[str, str]:
         schema = parquet.read_schema(file)
     except (pyarrow.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())
+        if is_refusal(error):
+            raise DatasetLayoutError(f"{file} cannot be read: {reason}. {_LET_IN}") from error
         raise DatasetLayoutError(f"{file} is no readable parquet file: {reason}. Download it again.") from error
     return {field.name: str(field.type) for field in schema}
 
@@ -113,6 +141,8 @@ def refuse_damage(file: Path, columns: Sequence[str]) -> None:
 
 def _damaged(file: Path, error: Exception) -> DatasetLayoutError:
     reason = " ".join(str(error).split())
+    if is_refusal(error):
+        return DatasetLayoutError(f"{file} cannot be read: {reason}. {_LET_IN}")
     return DatasetLayoutError(f"{file} is damaged: {reason}. {_DOWNLOAD_AGAIN}")
 
 

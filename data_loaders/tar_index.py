@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from physedit.data_loaders.rows import digest, stamp
 from physedit.data_loaders.sample import DatasetLayoutError
+from physedit.data_loaders.tables import is_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def _scan(shard: Path) -> dict[str, dict[str, tuple[int, int]]]:
                 parts[part.lower()] = (member.offset_data, member.size)
             _refuse_cut(shard, tar.offset, members)
     except (tarfile.TarError, OSError, EOFError) as error:
+        if is_refusal(error):
+            raise
         raise DatasetLayoutError(
             f"{shard} is no readable tar file: {error}. Shards must be whole and not compressed."
         ) from error
