@@ -117,6 +117,11 @@ def root_is_a_file(bench: Bench) -> None:
     (bench.folder / "runs").write_text("taken")
 
 
+def root_behind_a_dead_link(bench: Bench) -> None:
+    (bench.folder / "link").symlink_to(bench.folder / "unmounted")
+    bench.add("output_root=link/runs")
+
+
 def folder_of_another_run(bench: Bench) -> None:
     (bench.folder / "runs" / "run").mkdir(parents=True)
     (bench.folder / "runs" / "run" / "notes.txt").write_text("mine")
@@ -289,6 +294,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], str, State, str]] = {
     "too little disk": (full_disk, "disk", State.ERROR, "1 MiB free"),
     "unwritable output root": (unwritable_root, "run folder", State.ERROR, "/proc"),
     "output root is a file": (root_is_a_file, "run folder", State.ERROR, "runs"),
+    "output root behind a dead link": (root_behind_a_dead_link, "run folder", State.ERROR, "where nothing is"),
     "run folder holds other files": (folder_of_another_run, "run folder", State.ERROR, "no config.yaml"),
     "clock skew": (clock_off(-3600.0), "clock", State.ERROR, "-3600"),
     "slight clock skew": (clock_off(5.0), "clock", State.WARNING, "+5.0 s"),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.doctor import examine as examining
+from physedit.train.doctor import machine
 from physedit.train.doctor.finding import Finding, State, refusal
 from physedit.train.doctor.rank import RankFound, bus_bandwidth_gb_s
 from physedit.train.doctor.ranks import judged
@@ -177,3 +179,17 @@ def test_two_processes_meet_and_measure(bench: Bench) -> None:
     assert {each.state for each in findings} <= {State.OK, State.WARNING}
     assert all("GB/s" in each.found for each in findings[:2])
     assert list(bench.folder.iterdir()) == []
+
+
+def test_gpus_are_named_with_their_driver(bench: Bench) -> None:
+    driver = bench.folder / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC\n")
+    bench.patch.setattr(machine, "_DRIVER", driver)
+    bench.patch.setattr(machine.torch.cuda, "is_available", lambda: True)
+    bench.patch.setattr(machine.torch.cuda, "device_count", lambda: 2)
+    card = SimpleNamespace(name="H200", total_memory=140 * 2**30)
+    bench.patch.setattr(machine.torch.cuda, "get_device_properties", lambda _index: card)
+    bench.patch.setattr(machine.torch.cuda, "is_bf16_supported", lambda **_options: False)
+    config = compose_config(smoke_overrides(bench.world, bench.folder, "run", ["launch=ddp"]))
+    assert machine.check_gpus(config).found == "2 GPU(s): H200 140 GiB, H200 140 GiB; driver 570.86.15"
+    assert machine.check_attention().found == "no bfloat16 on this GPU"

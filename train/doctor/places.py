@@ -56,6 +56,8 @@ def check_encode_place(config: DictConfig) -> Finding:
     if not config.encode.write_missing and not place.is_dir():
         remedy = "Fill it with physedit encode, or set encode.write_missing=true."
         return error("encoded cache", f"there is no {place}, and encode.write_missing=false", remedy)
+    if place.is_dir() and not config.encode.write_missing:
+        return ok("encoded cache", f"{place} is only read")
     return _written("encoded cache", place, "Choose another encode.folder, or mend the rights of that folder.")
 
 
@@ -140,6 +142,9 @@ def shown(num_bytes: float) -> str:
 
 
 def _written(check: str, folder: Path, remedy: str) -> Finding:
+    links = [path for path in (folder.absolute(), *folder.absolute().parents) if path.is_symlink()]
+    if dead := [path for path in links if not path.exists()]:
+        return error(check, f"{dead[0]} is a link to {dead[0].readlink()}, where nothing is", remedy)
     place = nearest(folder)
     try:
         skew_of(place)
