@@ -16,6 +16,9 @@ from torch import Tensor
 
 from physedit.data_loaders.geometry import as_image
 
+REDO = "Delete the file to redo it."
+"""What helps where a run makes a damaged file again."""
+
 
 class DamagedFileError(ValueError):
     """A file of a run cannot be read back: it was changed, cut off or written by something else."""
@@ -62,8 +65,12 @@ def json_line(row: Mapping[str, object] | Sequence[object]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path, *, remedy: str = REDO) -> dict[str, object]:
     """Returns the object of a JSON file.
+
+    Args:
+        path: the file.
+        remedy: what the message says to do about a damaged one.
 
     Raises:
         DamagedFileError: no JSON, or something other than an object.
@@ -71,20 +78,19 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DamagedFileError(f"{path} is damaged: not JSON ({error}). Delete the file to redo it.") from error
+        raise DamagedFileError(f"{path} is damaged: not JSON ({error}). {remedy}") from error
     if not isinstance(value, dict):
-        raise DamagedFileError(
-            f"{path} is damaged: expected a JSON object, found {type(value).__name__}. Delete the file to redo it."
-        )
+        raise DamagedFileError(f"{path} is damaged: expected a JSON object, found {type(value).__name__}. {remedy}")
     return value
 
 
-def read_json_lines(path: Path, required: Sequence[str] = ()) -> list[dict[str, object]]:
+def read_json_lines(path: Path, required: Sequence[str] = (), *, remedy: str = REDO) -> list[dict[str, object]]:
     """Returns the objects of a file of JSON lines; a last line cut off by a kill is left out.
 
     Args:
         path: the file.
         required: keys that every object must have.
+        remedy: what the message says to do about a damaged file.
 
     Raises:
         DamagedFileError: a line other than the last is no JSON, or a line is no object or lacks a key.
@@ -93,7 +99,7 @@ def read_json_lines(path: Path, required: Sequence[str] = ()) -> list[dict[str, 
         # Not splitlines: strings may hold other separators, such as U+2028.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise DamagedFileError(f"{path} is damaged: not UTF-8 ({error}). Delete the file to redo it.") from error
+        raise DamagedFileError(f"{path} is damaged: not UTF-8 ({error}). {remedy}") from error
     rows: list[dict[str, object]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -101,17 +107,36 @@ def read_json_lines(path: Path, required: Sequence[str] = ()) -> list[dict[str, 
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise _damaged_line(path, number, f"not JSON ({error})") from error
+            raise _damaged_line(path, number, f"not JSON ({error})", remedy) from error
         if not isinstance(row, dict):
-            raise _damaged_line(path, number, f"expected a JSON object, found {type(row).__name__}")
+            raise _damaged_line(path, number, f"expected a JSON object, found {type(row).__name__}", remedy)
         if missing := [key for key in required if key not in row]:
-            raise _damaged_line(path, number, f"{', '.join(missing)} missing, found {', '.join(row) or 'nothing'}")
+            found = f"{', '.join(missing)} missing, found {', '.join(row) or 'nothing'}"
+            raise _damaged_line(path, number, found, remedy)
         rows.append(row)
     return rows
 
 
-def _damaged_line(path: Path, number: int, found: str) -> DamagedFileError:
-    return DamagedFileError(f"{path}, line {number} is damaged: {found}. Delete the file to redo it.")
+def read_steps(path: Path, required: Sequence[str] = (), *, remedy: str) -> list[dict[str, object]]:
+    """Returns the objects of a file of JSON lines that each tell of a ``step``, an int.
+
+    Args:
+        path: the file.
+        required: further keys that every object must have.
+        remedy: what the message says to do about a damaged file.
+
+    Raises:
+        DamagedFileError: as ``read_json_lines``, or a step is no whole number.
+    """
+    rows = read_json_lines(path, ("step", *required), remedy=remedy)
+    for number, row in enumerate(rows, start=1):
+        if type(row["step"]) is not int:
+            raise _damaged_line(path, number, f"its step is {row['step']!r}, no whole number", remedy)
+    return rows
+
+
+def _damaged_line(path: Path, number: int, found: str, remedy: str) -> DamagedFileError:
+    return DamagedFileError(f"{path}, line {number} is damaged: {found}. {remedy}")
 
 
 def nearest_existing(path: Path) -> Path:

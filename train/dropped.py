@@ -8,13 +8,14 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from physedit.data_loaders.sample import DatasetRowError, DroppedRow
-from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines
+from physedit.eval_hooks.files import json_line, read_steps, write_json_lines
 
 logger = logging.getLogger(__name__)
 
 NUM_WARNINGS = 10
 """Ours: so many rows are named in the log, all of them in the file."""
 _NUM_NAMED = 5
+_REMEDY = "Mend or remove what is wrong, or delete the file: the run then counts the rows that it drops from here on."
 
 
 class TooManyDropped(DatasetRowError):
@@ -47,10 +48,13 @@ class DroppedRows:
             path: ``dropped.jsonl``, which rank 0 writes; its lines of later steps, which come again, go.
             step: where the run goes on; 0 is a new run, which has dropped none.
             accelerator: the run's processes.
+
+        Raises:
+            DamagedFileError: on rank 0, the file cannot be read back.
         """
         known: list[list[str]] = [[]]
         if accelerator.is_main_process:
-            lines = read_json_lines(path) if path.exists() and step else []
+            lines = read_steps(path, ("sample_id",), remedy=_REMEDY) if path.exists() and step else []
             kept = [line for line in lines if int(str(line["step"])) <= step]
             write_json_lines(path, kept)
             known = [[str(line["sample_id"]) for line in kept]]

@@ -14,7 +14,7 @@ from physedit.data_loaders.references import reference_sizes, with_references
 from physedit.data_loaders.sample import DroppedRow, EditDataset, PromptLevel
 from physedit.data_loaders.size_index import SizeIndex
 from physedit.data_loaders.slots import LevelMix, RunPlan
-from physedit.eval_hooks.files import read_json, write_json
+from physedit.eval_hooks.files import DamagedFileError, read_json, write_json
 from physedit.models.backbone import Backbone
 from physedit.train.assemble import outline_of
 from physedit.train.config import ConfigError
@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 PLAN_FILE = "order.json"
 _DATA = "data"
 """Key of the fingerprints in it."""
+_REMEDY = (
+    "Put it back from a copy. If you are sure that the data is as the run began with it, move the file away: the run "
+    "then goes on without that check."
+)
 
 
 def build_plan(config: DictConfig, processes: Processes, backbone: Backbone, dataset: EditDataset) -> RunPlan:
@@ -83,11 +87,12 @@ def check_same_plan(plan: RunPlan, folder: Path, step: int) -> None:
 
     Raises:
         ConfigError: its rows, their sizes or its micro batches are not those it began with.
+        DamagedFileError: order.json is not what a run writes.
     """
     path = folder / PLAN_FILE
     if step == 0 or not path.exists():
         return
-    before, now = read_json(path), _identity(plan)
+    before, now = _read(path), _identity(plan)
     if before["order"] != now["order"]:
         changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         raise ConfigError(
@@ -141,9 +146,16 @@ def write_plan(plan: RunPlan, files: Mapping[str, str], folder: Path) -> None:
 def _changed_data(files: Mapping[str, str], folder: Path, step: int) -> list[str]:
     """Returns the keys of the data whose files are not those that the run began with."""
     path = folder / PLAN_FILE
-    if step == 0 or not path.exists():
+    if step == 0:
         return []
-    before = read_json(path).get(_DATA)
+    if not path.exists():
+        logger.warning(
+            "%s is not there, so it cannot be told whether the data is what the run began with: make sure that it has "
+            "not changed. From here on a change is noticed.",
+            path,
+        )
+        return []
+    before = _read(path).get(_DATA)
     if not isinstance(before, dict):
         logger.warning(
             "%s does not say which files the run began with, so it goes on with the data as it is now: make sure that "
@@ -152,6 +164,13 @@ def _changed_data(files: Mapping[str, str], folder: Path, step: int) -> list[str
         )
         return []
     return [key for key, fingerprint in files.items() if before.get(key) != fingerprint]
+
+
+def _read(path: Path) -> dict[str, object]:
+    content = read_json(path, remedy=_REMEDY)
+    if not isinstance(content.get("order"), str):
+        raise DamagedFileError(f"{path} is damaged: it does not tell the order of the samples. {_REMEDY}")
+    return content
 
 
 def _identity(plan: RunPlan) -> dict[str, object]:

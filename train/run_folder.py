@@ -6,7 +6,7 @@ import logging
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -14,9 +14,10 @@ from typing import BinaryIO
 import torch
 import yaml
 from accelerate import Accelerator
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from physedit.eval_hooks.files import read_json, read_json_lines, write_json, write_text
+from physedit.eval_hooks.files import read_json, read_steps, write_json, write_text
 from physedit.train.build import build
 from physedit.train.checkpoint import check_reachable, step_folders
 from physedit.train.config import ConfigError, one_line
@@ -71,6 +72,7 @@ def check_run_folder(config: DictConfig) -> None:
     Raises:
         ConfigError: the folder holds something that the run must not touch, or lacks checkpoints that it tells of.
         CheckpointIncomplete: its checkpoints are behind a broken link.
+        DamagedFileError: its summary.json or metrics.jsonl cannot be read.
     """
     folder = run_folder_of(config)
     if folder.exists() and not folder.is_dir():
@@ -90,15 +92,11 @@ def check_run_folder(config: DictConfig) -> None:
     saved = folder / "config.yaml"
     if not saved.exists():
         raise ConfigError(f"{folder} holds files but no config.yaml, so it is no run folder. Choose another run_name.")
-    try:
-        before = OmegaConf.load(saved)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{saved} cannot be read ({one_line(str(error))}). Choose another run_name.") from error
-    if "run_name" not in before or "num_steps" not in before:
-        raise ConfigError(f"{saved} is not the config of a run. Choose another run_name.")
+    before = _read_config(saved)
     check_reachable(folder / "checkpoints")
     if step_folders(folder / "checkpoints"):  # before the first checkpoint there is nothing to go on from
         _check_same_run(folder, before, config)
+        _read_metrics(folder)
     else:
         _check_never_saved(folder)
 
@@ -112,8 +110,7 @@ def set_records_aside(folder: Path) -> None:
         DamagedFileError: metrics.jsonl cannot be read.
     """
     path = folder / METRICS_FILE
-    lines = read_json_lines(path, ("step",)) if path.exists() else []
-    last = max((int(str(line["step"])) for line in lines), default=0)
+    last = max((int(str(line["step"])) for line in _read_metrics(folder)), default=0)
     if last == 0:
         return
     number = 1 + sum(1 for _ in folder.glob("metrics_before_restart_*.jsonl"))
@@ -193,6 +190,29 @@ def _is_before_a_run(name: str) -> bool:
     return name in ("launch", ".lock") or re.fullmatch(r"\..+\.part", name) is not None
 
 
+def _read_config(saved: Path) -> dict[str, object]:
+    """Returns the config that a run was started with, as plain data."""
+    remedy = "Put back the config.yaml of the run's newest checkpoint, or choose another run_name."
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(saved), resolve=True)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{saved} cannot be read ({one_line(str(error))}). {remedy}") from error
+    if not isinstance(content, dict) or not content.keys() >= {"run_name", "num_steps"}:
+        raise ConfigError(f"{saved} is not the config of a run. Choose another run_name.")
+    if type(content["num_steps"]) is not int:
+        raise ConfigError(f"{saved} is damaged: its num_steps is {content['num_steps']!r}, no whole number. {remedy}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _read_metrics(folder: Path) -> list[dict[str, object]]:
+    remedy = (
+        "Mend or remove what is wrong, or move the file away: the run then goes on without the numbers of its steps so "
+        "far."
+    )
+    path = folder / METRICS_FILE
+    return read_steps(path, remedy=remedy) if path.exists() else []
+
+
 def _check_never_saved(folder: Path) -> None:
     """Refuses to begin a run again whose checkpoints were evaluated, but are not here."""
     summary = folder / "summary.json"
@@ -206,8 +226,8 @@ def _check_never_saved(folder: Path) -> None:
         )
 
 
-def _check_same_run(folder: Path, saved: DictConfig | ListConfig, config: DictConfig) -> None:
-    before = _flat(OmegaConf.to_container(saved, resolve=True))
+def _check_same_run(folder: Path, saved: Mapping[str, object], config: DictConfig) -> None:
+    before = _flat(dict(saved))
     now = _flat(OmegaConf.to_container(config, resolve=True))
     changed = [
         f"{key} was {before.get(key)}, is {now.get(key)}"

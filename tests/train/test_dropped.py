@@ -9,6 +9,7 @@ from accelerate import Accelerator
 
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DroppedRow, Origin, RowName
+from physedit.eval_hooks.files import DamagedFileError
 from physedit.train.dropped import NUM_WARNINGS, DroppedRows, TooManyDropped
 
 
@@ -90,3 +91,13 @@ def test_a_run_without_any_row_stops_whatever_share_is_allowed(tmp_path: Path, a
     dropped.add([(1, row(0)), (1, row(2))])
     with pytest.raises(TooManyDropped, match=r"All 3 rows are dropped.*a:0, a:2, a:1"):
         dropped.add([(2, row(1))])
+
+
+@pytest.mark.parametrize("line", ["{}", '{"step": 1}', '{"step": "one", "sample_id": "a:1"}', "[]"])
+def test_a_damaged_file_is_refused_with_what_deleting_it_means(
+    tmp_path: Path, accelerator: Accelerator, line: str
+) -> None:
+    path = tmp_path / "dropped.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DamagedFileError, match=r"dropped\.jsonl, line 1 is damaged: .*counts the rows that it drops"):
+        DroppedRows(100, 0.1).start(path, 4, accelerator)

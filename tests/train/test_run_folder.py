@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from physedit.eval_hooks.files import DamagedFileError
 from physedit.train.checkpoint import CheckpointIncomplete
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
@@ -114,3 +115,32 @@ def test_a_start_that_was_cut_off_before_the_config_was_written_is_no_run_yet(tm
     (folder / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"holds files but no config\.yaml"):
         check_run_folder(compose_config(["experiment=smoke", f"output_root={tmp_path}"]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("seed: ${oc.env:NO_SUCH_VARIABLE}\n", "cannot be read .*NO_SUCH_VARIABLE"),
+        ("seed: ${\n", "cannot be read"),
+        ("num_steps: abc\n", "is damaged: its num_steps is 'abc', no whole number"),
+        ("num_steps: null\n", "is damaged: its num_steps is None"),
+    ],
+)
+def test_a_damaged_config_of_a_run_is_refused_with_a_remedy(tmp_path: Path, damage: str, said: str) -> None:
+    asked, saved = started(tmp_path), tmp_path / "smoke/config.yaml"
+    key = damage.split(":")[0]
+    kept = [line for line in saved.read_text().splitlines(keepends=True) if not line.startswith(f"{key}:")]
+    saved.write_text("".join(kept) + damage)
+    with pytest.raises(ConfigError, match=rf"config\.yaml {said}.*newest checkpoint, or choose another run_name"):
+        check_run_folder(compose_config(asked))
+
+
+@pytest.mark.parametrize("line", ["junk\n{}\n", "{}\n", '{"step": "abc"}\n', '{"step": null}\n'])
+def test_damaged_numbers_are_refused_before_the_run_with_what_really_helps(tmp_path: Path, line: str) -> None:
+    asked, path = started(tmp_path), tmp_path / "smoke/metrics.jsonl"
+    path.write_text(line)
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl, line 1 is damaged: .*move the file away") as refused:
+        check_run_folder(compose_config(asked))
+    assert "to redo it" not in str(refused.value)
+    path.unlink()
+    check_run_folder(compose_config(asked))
