@@ -211,6 +211,8 @@ class RunEvents:
         if not self.accelerator.is_main_process:
             return
         path = self.store.save(snapshot)
+        step = snapshot.progress.step
+        self.tracker.log_adapter(step, path / "adapter" / ADAPTER_FILE, ("latest", f"step-{step}"))
         if self.uploads is not None:
             self.uploads.add(path)
         self._prune()
@@ -253,6 +255,14 @@ class RunEvents:
             self.collect()
             if self.late.num_open and self.stop:
                 raise Stopped(f"Stopped before all was judged; physedit judge {self.folder} does the rest.")
+        self._name_best()
+
+    def _name_best(self) -> None:
+        """Has the tracker call the best checkpoint's adapter so, once all that is measured of this run is known."""
+        best = next(iter(best_steps(self.reports, self.policy.best)), None)
+        file = None if best is None else self.store.folder / step_name(best) / "adapter" / ADAPTER_FILE
+        if best is not None and file is not None and file.exists():
+            self.tracker.log_adapter(best, file, ("best", f"step-{best}"))
 
     def _record_failure(self, hook: str, step: int, errors: Sequence[Exception]) -> None:
         if self.policy.stops_at_eval_failure:

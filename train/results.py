@@ -10,9 +10,13 @@ from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalHook, EvalReport, LateHook
 from physedit.eval_hooks.panel import has_pictures, write_sheet
 from physedit.eval_hooks.report import write_html_report
+from physedit.eval_hooks.report_file import report_keys
+from physedit.eval_hooks.tracked import ANSWER_COLUMNS, answer_rows, write_fixed_panel
 from physedit.train.failures import EvalFailure, write_failures
 from physedit.train.summary import BestRule, best_of, scalars, summarize
-from physedit.train.tracker import MetricsFile, Tracker
+from physedit.train.tracker import BASE_JOB, MetricsFile, Tracker
+
+_ID_CHARACTERS = 16
 
 
 def facts_of(config: DictConfig) -> dict[str, str]:
@@ -47,9 +51,16 @@ def record_report(report: EvalReport, metrics_file: MetricsFile, tracker: Callab
     view = tracker()
     view.keep_best(best_of(report))
     view.log(report.step, {key: value for key, value in scalars(report).items() if value is not None})
+    keys = report_keys(report.folder)
+    if report.step == 0 and keys is not None:
+        own = {key: metric.base for key, metric in report.metrics.items() if metric.base is not None}
+        view.log_base(f"{BASE_JOB}-{keys.key[:_ID_CHARACTERS]}", own)
     if has_pictures(report):
         sheet = write_sheet(report.folder / "sheet.png", report)
-        view.log_images(report.step, f"{report.hook}/sheet", [sheet])
+        view.log_images(report.step, f"{report.hook}/sheet", {sheet: sheet.stem})
+        panel = write_fixed_panel(report)
+        view.log_images(report.step, f"{report.hook}/panel", {each.path: each.caption for each in panel})
+        view.log_table(report.step, f"{report.hook}/answers", ANSWER_COLUMNS, answer_rows(report))
     return True
 
 
@@ -86,11 +97,13 @@ def write_results(
 
 
 def newest_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the newest checkpoint's tuned values, for a tracker's summary."""
+    """Returns the newest checkpoint's tuned values, and below ``base/`` the base's, for a tracker's summary."""
     newest = summary.get("newest")
     if not newest:
         return {}
-    return {key: value["tuned"] for key, value in newest["metrics"].items() if value["tuned"] is not None}
+    metrics = newest["metrics"]
+    base = {f"base/{key}": value["base"] for key, value in metrics.items() if value["base"] is not None}
+    return base | {key: value["tuned"] for key, value in metrics.items() if value["tuned"] is not None}
 
 
 def best_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

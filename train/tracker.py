@@ -8,16 +8,20 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines, write_text
 from physedit.train.config import ConfigError
+from physedit.train.errands import Errands
 from physedit.train.swept import SWEEP_VARIABLE, check_tracked
 
 logger = logging.getLogger(__name__)
 
+BASE_JOB = "base"
+"""The type of the run that holds the base's own evaluation."""
 _STEP = "trainer/step"
 """The metric of wandb that holds the run's own step."""
 
@@ -40,8 +44,25 @@ class Tracker(Protocol):
         """Has the run's summary tell the largest or smallest value of these numbers, recorded from now on."""
         ...
 
-    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
-        """Records pictures of a step."""
+    def log_images(self, step: int, key: str, pictures: Mapping[Path, str]) -> None:
+        """Records pictures of a step, each with its caption."""
+        ...
+
+    def log_table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Records a table of a step."""
+        ...
+
+    def log_base(self, base_id: str, metrics: Mapping[str, float]) -> None:
+        """Records the base's own evaluation apart from the run, once.
+
+        Args:
+            base_id: names the base, the benchmark and the judge; equal for all runs that share them.
+            metrics: what the base got.
+        """
+        ...
+
+    def log_adapter(self, step: int, file: Path, aliases: Sequence[str]) -> None:
+        """Records the adapter of a checkpoint, if the tracker was asked to keep adapters."""
         ...
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -61,7 +82,16 @@ class NoTracker:
     def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
         """Does nothing."""
 
-    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
+    def log_images(self, step: int, key: str, pictures: Mapping[Path, str]) -> None:
+        """Does nothing."""
+
+    def log_table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Does nothing."""
+
+    def log_base(self, base_id: str, metrics: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def log_adapter(self, step: int, file: Path, aliases: Sequence[str]) -> None:
         """Does nothing."""
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -84,21 +114,32 @@ class Wandb:
         project: str = "physedit",
         entity: str | None = None,
         *,
+        group: str | None = None,
+        job_type: str = "train",
+        tags: tuple[str, ...] = (),
+        log_adapters: bool = False,
         start_timeout_s: float = 90.0,
         finish_timeout_s: float = 300.0,
     ) -> None:
         if mode not in ("offline", "online"):
             raise ValueError(f"tracker.mode={mode} is not known. Use offline or online, or tracker=none.")
+        if job_type == BASE_JOB:
+            raise ValueError(f"tracker.job_type={BASE_JOB} is what the base's own evaluation has. Use another word.")
         for name, seconds in (("start_timeout_s", start_timeout_s), ("finish_timeout_s", finish_timeout_s)):
             if seconds <= 0:
                 raise ValueError(f"tracker.{name}={seconds} must be positive: a run waits so many seconds at most.")
         self._mode = mode
         self._project = project
         self._entity = entity
+        self._group, self._job_type, self._tags = group, job_type, list(tags)
+        self._log_adapters = log_adapters
         self._start_timeout_s, self._finish_timeout_s = start_timeout_s, finish_timeout_s
         self._run: Any = None
+        self._run_folder, self._config = Path(), dict[str, Any]()
         self._kept: set[str] = set()
         self._is_lost = False
+        self._errands = Errands()
+        """A table or an artifact has wandb's client ask its server there and then."""
 
     def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``.
@@ -109,6 +150,7 @@ class Wandb:
             ConfigError: a sweep set values in wandb that this run does not use, or the server refuses the key.
         """
         os.environ.setdefault("WANDB_SILENT", "true")
+        self._run_folder, self._config = run_folder, dict(config)
         folder = run_folder / "wandb"
         folder.mkdir(exist_ok=True)
         id_file = folder / "run_id"
@@ -134,16 +176,74 @@ class Wandb:
                 self._tell(partial(self._run.define_metric, key, step_metric=_STEP, summary=extreme))
                 self._kept.add(key)
 
-    def log_images(self, step: int, key: str, paths: Sequence[Path]) -> None:
+    def log_images(self, step: int, key: str, pictures: Mapping[Path, str]) -> None:
         """Records pictures against the run's own step."""
         import wandb
 
-        pictures = [wandb.Image(str(path), caption=path.stem) for path in paths]
-        self._tell(lambda: self._run.log({_STEP: step, key: pictures}))
+        images = [wandb.Image(str(path), caption=caption) for path, caption in pictures.items()]
+        self._tell(lambda: self._run.log({_STEP: step, key: images}))
+
+    def log_table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Records a table against the run's own step."""
+        import wandb
+
+        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        self._errands.add(f"{key} of step {step}", lambda: self._run.log({_STEP: step, key: table}))
+
+    def log_base(self, base_id: str, metrics: Mapping[str, float]) -> None:
+        """Records the base's evaluation as a run of type ``base``, whose id is ``base_id``: once for all runs.
+
+        It lies in ``base_cache/wandb/`` beside the run folders that share it. A server that has it keeps its own.
+        """
+        import wandb
+
+        cache = self._run_folder.parent / "base_cache"
+        if self._is_lost or any((cache / "wandb").glob(f"*run-*-{base_id}")):
+            return
+        (cache / "wandb").mkdir(parents=True, exist_ok=True)
+        hooks = ", ".join(sorted({key.split("/")[0] for key in metrics}))
+        shown: dict[str, Any] = {key: self._config[key] for key in ("backbone", "eval", "judge") if key in self._config}
+        try:
+            run = wandb.init(
+                project=self._project,
+                entity=self._entity,
+                name=f"base {hooks}",
+                id=base_id,
+                resume="never",
+                reinit="create_new",
+                mode="offline" if self._run.offline else "online",
+                dir=str(cache),
+                config=shown,
+                group=self._group,
+                job_type=BASE_JOB,
+                tags=self._tags,
+                settings=self._settings(),
+            )
+            run.log({_STEP: 0, **metrics})
+            run.finish()
+        except Exception as error:  # as in _tell; its numbers are in the run's own summary too
+            logger.info("The base's evaluation is not recorded as a run of its own: %s", error)
+
+    def log_adapter(self, step: int, file: Path, aliases: Sequence[str]) -> None:
+        """Records the file as an artifact ``adapter-RUN`` of type ``model``; equal files are one version of it."""
+        import wandb
+
+        if not self._log_adapters:
+            return
+        artifact = wandb.Artifact(f"adapter-{self._run.id}", type="model", metadata={"step": step})
+        artifact.add_file(str(file), name=file.name)
+        what = f"the adapter of step {step}"
+        self._errands.add(what, lambda: self._run.log_artifact(artifact, aliases=list(aliases)))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the run; says what to do about what the server has not taken."""
         self._tell(lambda: self._run.summary.update(dict(summary)))
+        if left := self._errands.finish(self._finish_timeout_s):
+            logger.warning("wandb's server kept back %d tables or adapters; the run folder has them.", left)
+        if self._is_lost:
+            with suppress(Exception):  # told of already; a run left open would be taken for the next one's
+                self._run.finish(exit_code=exit_code)
+            return
         try:
             self._tell(lambda: self._run.finish(exit_code=exit_code))
         except TimeoutError:
@@ -170,14 +270,10 @@ class Wandb:
             resume="allow",
             dir=str(run_folder),
             config=dict(config),
-            job_type="train",
-            settings=wandb.Settings(
-                console="off",
-                x_disable_stats=self._mode == "offline",
-                init_timeout=self._start_timeout_s,
-                finish_timeout=self._finish_timeout_s,
-                finish_timeout_raises=True,
-            ),
+            group=self._group,
+            job_type=self._job_type,
+            tags=self._tags,
+            settings=self._settings(),
         )
         try:
             return init(mode=self._mode)  # type: ignore[arg-type]
@@ -195,6 +291,17 @@ class Wandb:
                 self._start_timeout_s, run.settings.sync_dir, error,
             )  # fmt: skip
             return run
+
+    def _settings(self) -> Any:
+        import wandb
+
+        return wandb.Settings(
+            console="off",
+            x_disable_stats=self._mode == "offline",
+            init_timeout=self._start_timeout_s,
+            finish_timeout=self._finish_timeout_s,
+            finish_timeout_raises=True,
+        )
 
     def _tell(self, say: Callable[[], object]) -> None:
         """Tells wandb's client something; a client that fails is told no more, and the run goes on.
