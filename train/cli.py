@@ -68,10 +68,11 @@ def train_main() -> None:
 def guarded(action: Callable[[], object]) -> None:
     """Runs ``action``; input that cannot be used ends in one paragraph and exit code 2, without a traceback."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
-    for noisy in ("httpx", "accelerate", "datasets", "diffusers", "transformers"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
+        _check_rank_variables()
+        logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
+        for noisy in ("httpx", "accelerate", "datasets", "diffusers", "transformers"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
         action()
     except ValueError as error:
         if not _is_for_the_user(error):
@@ -90,7 +91,7 @@ def guarded(action: Callable[[], object]) -> None:
 
 def fail(message: str, exit_code: int) -> NoReturn:
     """Says ``message`` on the error stream, with the rank where there are several, and leaves."""
-    rank = f" [rank {os.environ.get('RANK', '0')}]" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    rank = f" [rank {os.environ.get('RANK', '0')}]" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"physedit{rank}: {message}", style="bold red", markup=False, highlight=False)
     raise SystemExit(exit_code)
@@ -321,6 +322,17 @@ def _room(error: OSError) -> str:
     from physedit.eval_hooks.files import free_space
 
     return f" ({free_space(Path(error.filename))})"
+
+
+def _check_rank_variables() -> None:
+    """Refuses what no launcher sets, before anything reads it."""
+    for name, least in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
+        value = os.environ.get(name, str(least))
+        if not value.isdecimal() or int(value) < least:
+            raise ConfigError(
+                f"{name}={value!r} in the environment is no whole number of at least {least}. A launcher such as "
+                f"accelerate launch sets it; without one, unset it."
+            )
 
 
 def _is_rank_0() -> bool:

@@ -34,3 +34,24 @@ def test_tensors_that_cannot_be_read_or_written_come_with_a_remedy(capsys: pytes
     code, text = said(SafetensorError("Error while serializing"), capsys)
     assert code == 1
     assert "free space if the disk is full" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORLD_SIZE", "abc"),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", ""),
+        ("RANK", "zz"),
+        ("RANK", "-1"),
+        ("LOCAL_RANK", "1.5"),
+    ],
+)
+def test_rank_variables_that_no_launcher_sets_are_refused_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    code, text = said(AssertionError("the action was begun"), capsys)
+    assert code == 2
+    assert f"{name}={value!r} in the environment is no whole number" in text
+    assert "unset it" in text
