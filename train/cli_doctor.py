@@ -42,7 +42,7 @@ def doctor(
     launching.check_launch(config)
     logging.getLogger("physedit").setLevel(logging.WARNING)
     findings: list[Finding] = []
-    for finding in examine(config, given, distributed=distributed):
+    for finding in examine(config, given, distributed=distributed, config_dir=config_dir):
         findings.append(finding)
         if not as_json:
             _say(finding)

@@ -75,6 +75,15 @@ def too_few_gpus(bench: Bench) -> None:
     bench.add("launch=ddp", "launch.num_processes=2")
 
 
+def batch_that_cannot_be_shared(bench: Bench) -> None:
+    bench.add("launch=cpu_ddp2", "global_batch=6")
+
+
+def no_sbatch(bench: Bench) -> None:
+    bench.patch.setenv("PATH", str(bench.folder))
+    bench.add("launch=slurm", "launch.slurm.nodes=1", "launch.slurm.gpus_per_node=2")
+
+
 def no_deepspeed(bench: Bench) -> None:
     bench.patch.setitem(sys.modules, "deepspeed", None)
     bench.add("launch=cpu_zero2")
@@ -201,6 +210,14 @@ def hub_offline(bench: Bench) -> None:
     bench.add(f"backbone.weights={HUB_ID}")
 
 
+def half_a_download(bench: Bench) -> None:
+    copy = bench.folder / "snapshot"
+    shutil.copytree(TOY / "flux_kontext", copy)
+    shutil.rmtree(copy / "transformer")
+    bench.patch.setattr("physedit.train.doctor.parts.cached_snapshot", lambda _weights: copy)
+    hub_offline(bench)
+
+
 def gated_model(bench: Bench) -> None:
     from huggingface_hub.errors import GatedRepoError
 
@@ -287,6 +304,8 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], str, State, str]] = {
     "CPU torch on a GPU machine": (cpu_torch_on_a_gpu_machine, "torch", State.WARNING, "NVIDIA driver"),
     "CUDA asked without a GPU": (no_gpu, "gpus", State.ERROR, "torch sees no GPU"),
     "fewer GPUs than processes": (too_few_gpus, "gpus", State.ERROR, "start 2 processes"),
+    "batch that ranks cannot share": (batch_that_cannot_be_shared, "launch", State.ERROR, "global_batch=6"),
+    "no sbatch": (no_sbatch, "launch", State.WARNING, "no sbatch here"),
     "no deepspeed under zero2": (no_deepspeed, "deepspeed", State.ERROR, "not installed"),
     "deepspeed that fails to import": (broken_deepspeed, "deepspeed", State.ERROR, "CUDA_HOME"),
     "no ninja and no compiler": (no_ninja, "deepspeed", State.WARNING, "no ninja and no C++ compiler"),
@@ -309,6 +328,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], str, State, str]] = {
     "damaged text encoder": (truncated_text_encoder, "editor", State.ERROR, "cannot be loaded"),
     "weights of another class": (weights_of_another_class, "weights", State.ERROR, "QwenImageEditPipeline"),
     "hub id offline": (hub_offline, "hub", State.WARNING, "cannot be asked"),
+    "hub id whose download stopped": (half_a_download, "hub", State.WARNING, "not whole in the cache"),
     "gated model": (gated_model, "hub", State.ERROR, "is gated"),
     "no room for the download": (download_without_room, "hub", State.ERROR, "to download"),
     "adapter without a layer": (wrong_targets, "editor", State.ERROR, "no_such_layer"),

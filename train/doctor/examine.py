@@ -1,6 +1,7 @@
 """All checks of ``physedit doctor``, cheap things first."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
@@ -12,15 +13,18 @@ from physedit.train.doctor.finding import Finding, State, ok, warning
 from physedit.train.doctor.ranks import check_ranks
 
 
-def examine(config: DictConfig, given: Sequence[str], *, distributed: bool) -> Iterator[Finding]:
+def examine(
+    config: DictConfig, given: Sequence[str], *, distributed: bool, config_dir: Path | None = None
+) -> Iterator[Finding]:
     """Yields what is found about a run of ``config``, check by check; leaves no file behind.
 
     Args:
         config: composed and validated.
         given: the overrides that it was composed of.
         distributed: start the launch's processes and measure between them, too.
+        config_dir: a folder of the user's yaml groups.
     """
-    yield from _of_machine(config)
+    yield from _of_machine(config, given, config_dir)
     yield places.check_run_place(config)
     yield places.check_clock(config)
     yield places.check_encode_place(config)
@@ -30,14 +34,17 @@ def examine(config: DictConfig, given: Sequence[str], *, distributed: bool) -> I
     yield from _of_editor(config)
     yield from _of_evaluations(config)
     if distributed:
-        yield from check_ranks(config, given)
+        yield from check_ranks(config, given, config_dir)
 
 
-def _of_machine(config: DictConfig) -> Iterator[Finding]:
+def _of_machine(config: DictConfig, given: Sequence[str], config_dir: Path | None) -> Iterator[Finding]:
     yield machine.check_python()
     yield machine.check_packages()
     yield machine.check_torch(config)
-    yield machine.check_gpus(config)
+    gpus = machine.check_gpus(config)
+    yield gpus
+    if gpus.state is not State.ERROR:  # a plan counts GPUs, too
+        yield machine.check_launch(config, given, config_dir)
     yield machine.check_nccl(config)
     yield machine.check_attention()
     yield machine.check_deepspeed(config)

@@ -1,12 +1,9 @@
 """What a check of ``physedit doctor`` found."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
-T = TypeVar("T")
 _SENTENCE_END = re.compile(r"(?<=[.?!]) (?=[A-Z])")
 
 
@@ -49,14 +46,6 @@ def refusal(check: str, refused: BaseException) -> Finding:
     if not found:
         return error(check, remedy or type(refused).__name__, "Mend what it names.")
     return error(check, " ".join(found), remedy)
-
-
-def attempted(check: str, work: Callable[[], T]) -> T | Finding:
-    """Returns what ``work`` returns, or the error that its refusal makes; other errors than refusals pass."""
-    try:
-        return work()
-    except (ValueError, OSError) as refused:
-        return refusal(check, refused)
 
 
 def exit_code(findings: list[Finding]) -> int:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from physedit.launch.plan import find_profile
 from physedit.train.doctor.finding import Finding, error, ok, refusal, warning
-from physedit.train.launching import lacking_gpus
+from physedit.train.launching import lacking_gpus, plan
 
 SHARED_MEMORY = Path("/dev/shm")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -88,6 +88,20 @@ def check_gpus(config: DictConfig) -> Finding:
     if lacking is not None:
         return error("gpus", f"{found}: {lacking.split('. ')[0]}", lacking.split(". ")[1])
     return ok("gpus", found)
+
+
+def check_launch(config: DictConfig, given: Sequence[str], config_dir: Path | None) -> Finding:
+    """Verifies that the launch can be planned: processes that share the batch, machines that can meet."""
+    launch = config.launch
+    if launch.kind == "none":
+        return ok("launch", "in the process that the run is started in")
+    try:
+        plan(config, given, "physedit doctor", config_dir)
+    except (ValueError, OSError) as refused:
+        return refusal("launch", refused)
+    if launch.kind == "slurm" and shutil.which("sbatch") is None:
+        return warning("launch", "a job can be written, but there is no sbatch here", "Submit it where there is one.")
+    return ok("launch", f"{launch.kind}, {_profile_name(config)}")
 
 
 def check_nccl(config: DictConfig) -> Finding:

@@ -9,10 +9,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import DatasetRowError, EditBatch, EditDataset, EditSample, PromptLevel, collate
+from physedit.eval_hooks.files import read_json
 from physedit.eval_hooks.hook import EvalHook
 from physedit.models.backbone import Backbone
 from physedit.models.encoding import Latents, latents_as_tensors
 from physedit.models.outline import Outline
+from physedit.models.pipeline_folder import INDEX, check_pipeline_folder
 from physedit.models.qwen_positions import positions_are_lost
 from physedit.models.weights import RANDOM_TINY, TOY, cached_snapshot, find_weights
 from physedit.train.assemble import add_lora, build_checked, check_backbone, outline_of
@@ -71,7 +73,8 @@ def are_local(config: DictConfig) -> bool:
     weights = str(config.backbone.weights)
     if weights in (TOY, RANDOM_TINY) or isinstance(find_weights(weights, weights), Path):
         return True
-    return cached_snapshot(weights) is not None
+    snapshot = cached_snapshot(weights)
+    return snapshot is not None and _is_whole(snapshot)
 
 
 def check_data(config: DictConfig, outline: Outline | None) -> tuple[Finding, EditDataset | None]:
@@ -160,6 +163,15 @@ def check_positions(config: DictConfig, lost: bool | None) -> Finding | None:
     if lost is None:
         return warning("positions", f"{said}, which was not tried", "Run doctor where the weights are.")
     return ok("positions", f"{said}, as the batch showed")
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """False for a snapshot of the hub whose download has yet to go on."""
+    try:
+        check_pipeline_folder(snapshot, str(read_json(snapshot / INDEX).get("_class_name")))
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 class _TypesSeen:

@@ -29,7 +29,7 @@ _UNLIKE = 2.0
 _GLOO_ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def check_ranks(config: DictConfig, given: Sequence[str]) -> list[Finding]:
+def check_ranks(config: DictConfig, given: Sequence[str], config_dir: Path | None = None) -> list[Finding]:
     """Starts the processes of the launch, or two on the CPU without one, and returns a line for each rank and more."""
     if config.launch.kind == "slurm":
         remedy = "Run it within a job, with launch=PROFILE instead of launch=slurm."
@@ -38,7 +38,7 @@ def check_ranks(config: DictConfig, given: Sequence[str]) -> list[Finding]:
     try:
         with tempfile.TemporaryDirectory(prefix="physedit_doctor_") as folder:
             result = Path(folder) / "ranks.json"
-            fault = _run(_plan(config, given), result, place)
+            fault = _run(_plan(config, given, config_dir), result, place)
             if fault is not None:
                 return [fault]
             if not result.exists():
@@ -86,14 +86,14 @@ def _of_rank(found: RankFound, usual_gb_s: float, folder: Path) -> Finding:
     return ok(check, said)
 
 
-def _plan(config: DictConfig, given: Sequence[str]) -> LaunchPlan:
+def _plan(config: DictConfig, given: Sequence[str], config_dir: Path | None) -> LaunchPlan:
     """Returns the launch's plan, with our worker in place of the trainer and nothing to write."""
     folder = run_folder_of(config)
     if config.launch.kind == "local":
         lacking = launching.lacking_gpus(config.launch)
         if lacking is not None:
             raise ConfigError(lacking)
-        plan = launching.plan(config, given, "physedit doctor", None)
+        plan = launching.plan(config, given, "physedit doctor", config_dir)
     else:
         run = Run(folder, (), (), "physedit doctor", "", sys.executable)
         plan = plan_local(find_profile("cpu_ddp2"), Machines(2), run, _GLOO_ENVIRONMENT, has_rank_logs=False)

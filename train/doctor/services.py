@@ -19,7 +19,7 @@ from physedit.eval_hooks.judges.judge import (
     VerdictKind,
     asked_anew,
 )
-from physedit.models.weights import cached_snapshot, split_revision
+from physedit.models.weights import split_revision
 from physedit.train.assemble import build_checked
 from physedit.train.doctor.finding import Finding, error, ok, refusal, warning
 from physedit.train.doctor.places import nearest, shown
@@ -31,15 +31,12 @@ _WANDB = "https://api.wandb.ai"
 
 
 def check_hub(config: DictConfig) -> Finding:
-    """Verifies that weights on the hub may be downloaded and have room; weights must be a hub id."""
+    """Verifies that weights may be downloaded and have room; they must be a hub id that is not whole in the cache."""
     import huggingface_hub
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     hub_id, revision = split_revision(str(config.backbone.weights))
-    snapshot = cached_snapshot(str(config.backbone.weights))
-    if snapshot is not None:
-        return ok("hub", f"{hub_id} is in the cache, commit {snapshot.name}")
     api = huggingface_hub.HfApi()
     who = "logged in" if huggingface_hub.get_token() else "not logged in"
     try:
@@ -53,12 +50,14 @@ def check_hub(config: DictConfig) -> Finding:
         return error("hub", f"the hub knows no {config.backbone.weights} ({who})", remedy)
     except Exception as failed:  # what the hub's client raises without a network depends on its HTTP library
         remedy = "Download the weights where there is a network, with: hf download, and set backbone.weights=FOLDER."
-        return warning("hub", f"{hub_id} is not in the cache and the hub cannot be asked: {_short(failed)}", remedy)
+        return warning(
+            "hub", f"{hub_id} is not whole in the cache and the hub cannot be asked: {_short(failed)}", remedy
+        )
     # Files beside the parts' folders are for other programs and are not fetched.
     needed = sum(file.size or 0 for file in files if "/" in file.rfilename)
     place = nearest(Path(HF_HUB_CACHE))
     free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-    found = f"{hub_id} may be read ({who}): {shown(needed)} to download, {shown(free)} free in {place}"
+    found = f"{hub_id} may be read ({who}): {shown(needed)} at most to download, {shown(free)} free in {place}"
     if free < needed:
         return error("hub", found, "Free space, or set HF_HOME to a larger disk.")
     return ok("hub", found)
