@@ -22,6 +22,7 @@ from physedit.train.cli_arena import arena_app
 from physedit.train.cli_compare import compare
 from physedit.train.cli_data import data_app
 from physedit.train.cli_doctor import doctor
+from physedit.train.cli_estimate import estimate
 from physedit.train.cli_judge import judge
 from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config, with_hooks_named
@@ -47,6 +48,7 @@ app.add_typer(arena_app, name="arena")
 app.command("sweep")(sweep)
 app.command("judge")(judge)
 app.command("compare")(compare)
+app.command("estimate")(estimate)
 app.command("doctor")(doctor)
 
 Overrides = Annotated[

@@ -1,0 +1,137 @@
+"""``physedit estimate``: what a run takes, before it is paid for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from physedit.train.estimate import Estimate
+    from physedit.train.estimate_gpus import Gpu, TimeRange
+    from physedit.train.estimate_search import Found, Turn
+
+_SHOWN_FOUND = 12
+
+
+def estimate(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=pica100k_kontext launch=zero2")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Of this kind, such as H100: whether it fits, and how long a step takes.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="List the settings that fit --gpu, fastest first.")] = False,
+    config_dir: Annotated[
+        Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and seconds.")] = False,
+) -> None:
+    """Tells memory, disk, arithmetic and time of a run from its architecture alone; nothing is loaded."""
+    if search and gpu is None:
+        raise ConfigError("--search lists what fits a GPU, but none was named. Add --gpu, such as --gpu H100.")
+    config = compose_config(overrides or [], config_dir=config_dir)
+    from physedit.train import estimate as estimating
+    from physedit.train.estimate_gpus import find_gpu
+
+    kind = None if gpu is None else find_gpu(gpu)
+    found = estimating.estimate(config)
+    if kind is not None and not found.placement.on_gpu:
+        raise ConfigError(f"--gpu {gpu} has no effect on a launch that computes on CPUs. Leave it out.")
+    answer = None if gpu is None or kind is None else _ask(config, found, gpu, kind, search=search)
+    if as_json:
+        record = asdict(found) | {"peak": found.peak, "on_gpu": None if answer is None else asdict(answer)}
+        typer.echo(json.dumps(record, indent=2))
+    else:
+        typer.echo("\n".join([*_described(found), *([] if answer is None else _on_gpu(answer))]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was asked of one kind of GPU; ``time`` is None for a dtype whose rates the table lacks."""
+
+    name: str
+    gpu: Gpu
+    reserve: int
+    fits: bool
+    turns: list[Turn]
+    time: TimeRange | None
+    found: list[Found] | None
+
+
+def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bool) -> _Answer:
+    from physedit.train import estimate_search
+    from physedit.train.estimate import RESERVE_BYTES
+    from physedit.train.estimate_gpus import fits, time_range
+
+    is_fitting = fits(found, gpu)
+    return _Answer(
+        name,
+        gpu,
+        RESERVE_BYTES,
+        is_fitting,
+        [] if is_fitting else estimate_search.knobs_to_turn(config, gpu),
+        time_range(found, gpu) if config.backbone.dtype == "bfloat16" else None,
+        estimate_search.search(config, gpu) if search else None,
+    )
+
+
+def _described(found: Estimate) -> list[str]:
+    place, step = found.placement, found.step
+    samples = found.micro_batch * found.accumulation * place.num_processes
+    lines = [
+        f"{place.num_processes} process(es), {place.profile}: {found.micro_batch} sample(s) x {found.accumulation} "
+        f"accumulated x {place.num_processes} = {samples} a step, {found.num_tokens} tokens each",
+        f"transformer {found.num_base:,} parameters; adapter {found.adapter.num_parameters:,} on "
+        f"{found.adapter.num_layers} layers",
+        "",
+        "GiB a GPU, at the peak:" if place.on_gpu else "GiB a process, at the peak:",
+        *(f"  {name:16}{_gib(size):>8}" for name, size in found.rows.items() if size),
+        f"  {'peak':16}{_gib(found.peak):>8}",
+        "  most in each phase: " + ", ".join(f"{name} {_gib(size)}" for name, size in found.phases.items()),
+    ]
+    if found.host:
+        lines.append(f"the machine's memory {_gib(found.host)} GiB a process")
+    lines.append(f"a checkpoint {_gib(found.checkpoint)} GiB, up to {found.num_checkpoints} kept")
+    if found.pair:
+        lines.append(f"encoded cache {found.pair / 2**20:.2f} MiB a pair")
+    total = found.accumulation * (step.flops + found.micro_batch * found.encoding_flops)
+    slow = found.accumulation * step.slow_flops
+    lines.append(f"a step {total / 1e12:,.0f} TFLOP a GPU, {slow / 1e12:,.0f} of them in float32 for the adapter")
+    return lines
+
+
+def _on_gpu(answer: _Answer) -> list[str]:
+    room = f"{answer.name} has {_gib(answer.gpu.memory)} GiB, of which {_gib(answer.reserve)} are kept free"
+    lines = ["", f"{'fits' if answer.fits else 'does not fit'}: {room}"]
+    for turn in answer.turns:
+        lines.append(f"  {' '.join(turn.overrides)} -> {_gib(turn.peak)} GiB{': fits' if turn.is_enough else ''}")
+    if not answer.fits and not (answer.turns and answer.turns[-1].is_enough):
+        lines.append("  nothing more to turn: lower backbone.area_px or adapter.rank, or take a larger GPU")
+    if answer.time is not None:
+        lines.append(
+            f"{answer.time.fast_s:.1f} to {answer.time.slow_s:.1f} s a step, {_speed(answer.time)}: not measured"
+        )
+    if answer.found is not None:
+        lines += ["", f"{len(answer.found)} settings fit; by speed:"]
+        lines += [
+            f"  {_speed(each.time)} {_gib(each.estimate.peak):>7} GiB  {' '.join(each.overrides)}"
+            for each in answer.found[:_SHOWN_FOUND]
+        ]
+    return lines
+
+
+def _speed(time: TimeRange) -> str:
+    return f"{time.least_samples_s:.2f} to {time.most_samples_s:.2f} samples/s"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f}"
