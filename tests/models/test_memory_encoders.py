@@ -214,7 +214,7 @@ def test_absent_text_encoders_are_not_loaded_and_velocity_needs_none(
 
 
 def test_training_without_text_encoders_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"backbone\.encoders=absent leaves out .* no cache of encoded data"):
+    with pytest.raises(ConfigError, match=r"backbone\.encoders=absent leaves out .* only training with encode=cached"):
         check_rules(compose_config(["experiment=demo", "backbone.encoders=absent"]))
 
 
