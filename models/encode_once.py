@@ -28,7 +28,7 @@ def encoding_once(pipeline: Any, memo: TensorMemo) -> Iterator[None]:
     encode = pipeline._encode_vae_image
 
     def kept(image: Tensor, generator: Any) -> Tensor:
-        # Each alone, as the pipeline encodes them if each has a generator: as slices, for convolutions round by strides.
+        # Each alone, as the pipeline encodes them if each has a generator: as slices: convolutions round by strides.
         generators = generator if isinstance(generator, Sequence) else [generator] * len(image)
         found = [
             memo.get(_key(picture[0]), partial(_encoded, encode, picture, [each]))

@@ -1,6 +1,7 @@
 """What a run counts: updates, micro batches, samples and epochs, its learning rate and the names of its files."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,12 +141,14 @@ def test_d04_data_of_another_size_is_refused_and_never_ends_without_a_step(
         run_smoke(*more, stop=StopAfter(stops_at))
     before = checkpoints_of(tmp_path / "run")
     fed.clear()
+    shutil.move(tmp_path / "data", tmp_path / "first")
     write_pairs(tmp_path / "data", some_pairs(num_pairs))
     with pytest.raises(ConfigError, match=rf"other samples than it began with \(.*rows_in_use was 8, is {num_pairs}"):
         run_smoke(*more)
     assert fed.num_updates == 0
     assert checkpoints_of(tmp_path / "run") == before
-    write_pairs(tmp_path / "data", some_pairs(8))
+    shutil.rmtree(tmp_path / "data")
+    shutil.move(tmp_path / "first", tmp_path / "data")
     assert steps_of(run_smoke(*more)) == list(range(1, 13))
     assert fed.num_updates == 12 - stops_at
 
