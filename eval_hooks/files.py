@@ -18,6 +18,8 @@ from physedit.data_loaders.geometry import as_image
 
 REDO = "Delete the file to redo it."
 """What helps where a run makes a damaged file again."""
+_HALVES = "backslashreplace"
+"""UTF-8 has no lone surrogates, which a model may write; their escape is what JSON has for them."""
 
 
 class DamagedFileError(ValueError):
@@ -46,18 +48,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes ``text`` as UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())
+    """Writes ``text`` as UTF-8, whole or not at all; half a character is written as its escape."""
+    write_bytes(path, text.encode(errors=_HALVES))
 
 
 def write_json(path: Path, value: object) -> None:
     """Writes ``value`` as indented JSON, whole or not at all."""
-    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(errors=_HALVES))
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Writes one JSON object a line, whole or not at all."""
-    write_bytes(path, "".join(json_line(row) for row in rows).encode())
+    write_bytes(path, "".join(json_line(row) for row in rows).encode(errors=_HALVES))
 
 
 def json_line(row: Mapping[str, object] | Sequence[object]) -> str:
@@ -162,7 +164,7 @@ def open_journal(path: Path) -> TextIO:
         if len(whole) < len(content):
             write_bytes(path, whole)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", encoding="utf-8")
+    return path.open("a", encoding="utf-8", errors=_HALVES)
 
 
 def digest_of(value: Mapping[str, object]) -> str:

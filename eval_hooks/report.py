@@ -10,7 +10,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from physedit.eval_hooks.bars import BAR_HEIGHT, BARS_LEFT, BARS_RIGHT, BARS_WIDTH, BarChart, BarValue, draw_bars
 from physedit.eval_hooks.curves import HEIGHT, LEFT, RIGHT, WIDTH, Curve, draw_curve
 from physedit.eval_hooks.evidence import Evidence, PaperRow, evidence_of
-from physedit.eval_hooks.files import write_bytes
+from physedit.eval_hooks.files import write_text
 from physedit.eval_hooks.gallery import Gallery, build_gallery
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
 from physedit.eval_hooks.metrics.metric import Answer
@@ -162,7 +162,7 @@ def write_html_report(
         side_of=display_side,
     )
     path = run_folder / "report.html"
-    write_bytes(path, html.encode())
+    write_text(path, html)
     return path
 
 

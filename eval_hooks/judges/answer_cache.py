@@ -76,7 +76,7 @@ class AnswerCache:
             return None
         query = "SELECT text, refusal, model, num_input_tokens, num_output_tokens FROM answers WHERE key = ?"
         rows = self._run(query, (asked.key,))
-        return StoredReply(*rows[0]) if rows else None
+        return StoredReply(*map(_as_text, rows[0])) if rows else None
 
     def store(self, asked: Asked, reply: StoredReply) -> None:
         """Keeps a reply; the first one of two stays."""
@@ -86,17 +86,17 @@ class AnswerCache:
             (
                 asked.key,
                 asked.judge_id,
-                json.dumps(list(asked.prompt), ensure_ascii=False),
+                _column(json.dumps(list(asked.prompt), ensure_ascii=False)),
                 asked.picture_sha256,
-                reply.text,
-                reply.refusal,
-                reply.model,
+                _column(reply.text),
+                None if reply.refusal is None else _column(reply.refusal),
+                _column(reply.model),
                 reply.num_input_tokens,
                 reply.num_output_tokens,
             ),
         )
 
-    def _run(self, statement: str, values: tuple[str | int | None, ...]) -> list[tuple[Any, ...]]:
+    def _run(self, statement: str, values: tuple[str | bytes | int | None, ...]) -> list[tuple[Any, ...]]:
         with self._lock:
             if self._is_broken:
                 return []
@@ -123,6 +123,16 @@ class AnswerCache:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_TABLE)
         return connection
+
+
+def _column(text: str) -> str | bytes:
+    """Returns a text as sqlite takes it: one with a lone surrogate, which no UTF-8 has, as bytes."""
+    content = text.encode(errors="surrogatepass")
+    return text if content == text.encode(errors="replace") else content
+
+
+def _as_text(column: Any) -> Any:
+    return column.decode(errors="surrogatepass") if isinstance(column, bytes) else column
 
 
 def _digest(content: bytes) -> str:

@@ -1,9 +1,19 @@
 import errno
+import json
 from pathlib import Path
 
 import pytest
 
-from physedit.eval_hooks.files import DamagedFileError, json_line, read_json, read_json_lines, write_json
+from physedit.eval_hooks.files import (
+    DamagedFileError,
+    json_line,
+    open_journal,
+    read_json,
+    read_json_lines,
+    write_json,
+    write_json_lines,
+    write_text,
+)
 
 
 def test_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
@@ -59,3 +69,15 @@ def test_a_full_disk_is_told_with_the_files_name_and_leaves_the_old_file(
         write_json(path, {"a": 2})
     assert read_json(path) == {"a": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_half_a_character_is_written_as_its_escape(tmp_path: Path) -> None:
+    row = {"raw": json.loads('"bad \\ud83d\\\\ and é"')}
+    write_json(tmp_path / "a.json", row)
+    write_json_lines(tmp_path / "a.jsonl", [row])
+    with open_journal(tmp_path / "a.jsonl") as journal:
+        journal.write(json_line(row))
+    write_text(tmp_path / "a.html", row["raw"])
+    assert read_json(tmp_path / "a.json") == row
+    assert read_json_lines(tmp_path / "a.jsonl") == [row, row]
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == "bad \\ud83d\\ and é"
