@@ -130,6 +130,14 @@ class VisionClient:
                 logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
                 self._wait(outcome, wait_s)
 
+    def answers(self, messages: Sequence[VisionMessage]) -> bool:
+        """True if one request is answered now; whatever goes wrong is False. It counts as any other request."""
+        with self._gate.places:
+            try:
+                return not self._gate.is_shut.is_set() and isinstance(self._try_once(messages), VisionReply)
+            except (VisionRequestError, VisionUnavailable):
+                return False
+
     def require_server(self, patience_s: float = 60.0) -> None:
         """Makes sure that somebody answers at the address, whatever is said; the list of models is asked for, free.
 
@@ -177,6 +185,11 @@ class VisionClient:
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             return Setback(self._blotted(f"no connection ({type(cause).__name__}: {cause})"), Trouble.AWAY)
+        except UnicodeEncodeError as error:
+            raise VisionRequestError(
+                f"{self.settings.name} cannot be sent a text with half a character ({error.reason}). Mend the text.",
+                400,
+            ) from error
         except (openai.APIError, json.JSONDecodeError) as error:
             return Setback(self._blotted(f"an answer that cannot be read ({error})"), Trouble.FAULT)
         finally:

@@ -118,6 +118,7 @@ class OpenAICompatibleJudge:
         self._client = VisionClient(settings)
         self._cache = None if cache_folder is None else AnswerCache(Path(cache_folder).expanduser())
         self._queue = QuestionQueue()
+        self._answered: VisionMessage | None = None
         num_preparers = os.cpu_count() or 1
         # Pictures are prepared ahead of the requests, and in turn: all at once, they would all be late.
         self._preparing = threading.BoundedSemaphore(num_preparers)
@@ -221,6 +222,8 @@ class OpenAICompatibleJudge:
 
     def _ask(self, asked: Asked, since: Arrival) -> VisionReply | Verdict:
         """Returns the server's reply, or the verdict that stands for a call that failed."""
+        if any(_has_half_a_character(text) for text in asked.prompt):
+            return failed_call("not sent to the judge: the question holds half a character", self._protocol)
         picture = Picture(asked.picture, media_type(asked.picture))
         message = VisionMessage("user", tuple(asked.prompt), (picture,), is_text_first=self._protocol.is_text_first)
         with self._queue.in_turn(since):
@@ -229,15 +232,29 @@ class OpenAICompatibleJudge:
             except VisionBudgetSpent as error:
                 raise self._queue.leave(JudgeUnavailable(str(error))) from error
             except VisionUnavailable as error:
-                if self._queue.fails_alone(error.failing_since_s, is_fault=error.is_fault):
+                is_alone = self._queue.fails_alone(error.failing_since_s, is_fault=error.is_fault)
+                if is_alone or (error.is_fault and self._answers_another(since)):
                     return failed_call(str(error), self._protocol)
                 raise self._queue.leave(JudgeUnavailable(str(error))) from error
             except VisionRequestError as error:
                 if error.status not in _REFUSES_ALL and self._queue.has_answered():
                     return failed_call(str(error), self._protocol)
                 raise self._queue.leave(JudgeRefusesAll(str(error))) from error
+            self._answered = message
             self._queue.count_answer()
             return reply
+
+    def _answers_another(self, since: Arrival) -> bool:
+        """Asks a question once more that was answered, so that one that always fails ends nothing."""
+        self._queue.raise_if_left(since)
+        if self._answered is None or not self._client.answers([self._answered]):
+            return False
+        self._queue.count_answer()
+        return True
+
+
+def _has_half_a_character(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _as_reply(stored: StoredReply) -> VisionReply:

@@ -200,3 +200,19 @@ def test_the_command_prints_the_report_and_leaves_no_key(outputs: Path, tmp_path
     assert "12 of 12 questions" in done.stderr
     assert "sk-SECRET" not in done.stderr
     assert not [name for name, content in files_of(tmp_path).items() if b"sk-SECRET" in content]
+
+
+def test_half_a_character_counts_as_the_published_script_counts_it(outputs: Path, tmp_path: Path) -> None:
+    meta = json.loads((outputs / "meta_info.json").read_text())
+    half = json.loads('"bad \\ud83d"')
+    meta[0]["annotated_qa_pairs"][0]["question"] = half
+    (outputs / "meta_info.json").write_text(json.dumps(meta))
+    text = json.dumps({"answer": "No", "explanation": half}, ensure_ascii=False)
+    out = tmp_path / "results"
+    with judge_server(always=Reply(text=text)) as server:
+        assert verb(outputs, f"out={out}", *judge_at(server)) == 0
+    pairs = [pair for item in json.loads((out / "output.json").read_text()) for pair in item["annotated_qa_pairs"]]
+    assert {pair["is_correct"] for pair in pairs} == {False}
+    assert [pair.get("model_explanation") for pair in pairs] == ["", *[half] * 11]
+    assert "error" in pairs[0]
+    assert load_report(out).num_unscored == 0

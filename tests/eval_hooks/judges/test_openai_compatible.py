@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.support.judge_server import FORMS, NO, YES, JudgeServer, Reply, failing, judge_server
+from tests.support.judge_server import FORMS, NO, YES, Asked, JudgeServer, Reply, failing, judge_server
 
 from physedit.data_loaders.sample import Box
 from physedit.eval_hooks.judges import question_queue
@@ -321,3 +321,38 @@ def test_an_outage_after_answers_makes_nothing_wrong(status: int) -> None:
     assert kinds.count("yes") == 4
     # One failure of the server itself may be that question's; the second one in a row is everyone's.
     assert kinds.count("error") <= (1 if status == 500 else 0)
+
+
+HALF = json.loads('"bad \\ud83d"')
+
+
+def test_half_a_character_in_a_reply_is_kept_as_it_came(tmp_path: Path) -> None:
+    text = json.dumps({"answer": "No", "explanation": HALF}, ensure_ascii=False)
+    with judge_server(always=Reply(text=text)) as server:
+        for protocol in ("official", "strict"):
+            judge = judge_of(server, protocol=protocol, cache_folder=str(tmp_path))
+            first, again = judge.answer(PICTURE, QUESTION), judge.answer(PICTURE, QUESTION)
+            assert (first.kind, first.raw, again) == (VerdictKind.NO, text, first)
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_question_with_half_a_character_is_an_error_and_officially_wrong(api: str) -> None:
+    with judge_server() as server:
+        for protocol, correct in (("official", False), ("strict", None)):
+            judge = judge_of(server, api=api, protocol=protocol)
+            verdict = judge.answer(PICTURE, JudgeQuestion(HALF, BOX))
+            assert verdict.kind is VerdictKind.ERROR
+            assert judge.protocol.is_correct(verdict, "Yes") is correct
+            assert judge.answer(PICTURE, QUESTION).kind is VerdictKind.YES
+
+
+def test_questions_that_always_fail_end_nothing_while_others_are_answered() -> None:
+    def reply(asked: Asked) -> Reply:
+        return failing(500) if "Bad" in asked.texts[0] else Reply()
+
+    with judge_server(always=reply) as server:
+        judge = judge_of(server, protocol="official", max_failures=1)
+        names = ["Good?", "Bad 1?", "Bad 2?", "Bad 3?", "Good, too?"]
+        kinds = [judge.answer(PICTURE, JudgeQuestion(name, BOX)).kind.value for name in names]
+    assert kinds == ["yes", "error", "error", "error", "yes"]
