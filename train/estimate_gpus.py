@@ -16,7 +16,7 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        memory: bytes.
+        memory: bytes that a process can have, whole GiB: somewhat less than the card is sold with.
         tensor_tflops: dense, bfloat16 with float32 sums.
         float_tflops: float32 outside the tensor cores.
         bandwidth_gb: of its memory, GB/s.
@@ -31,17 +31,18 @@ class Gpu:
 
 
 GPUS: Mapping[str, Gpu] = {
-    "A100-40GB": Gpu(40 * GIB, 312, 19.5, 1555, 600),
-    "A100-80GB": Gpu(80 * GIB, 312, 19.5, 2039, 600),
-    "A6000": Gpu(48 * GIB, 154.8, 38.7, 768, 64),
-    "H100": Gpu(80 * GIB, 989.4, 67, 3350, 900),
-    "H100-PCIe": Gpu(80 * GIB, 756, 51, 2000, 128),
+    "A100-40GB": Gpu(39 * GIB, 312, 19.5, 1555, 600),
+    "A100-80GB": Gpu(79 * GIB, 312, 19.5, 2039, 600),
+    "A6000": Gpu(47 * GIB, 154.8, 38.7, 768, 64),
+    "H100": Gpu(79 * GIB, 989.4, 67, 3350, 900),
+    "H100-PCIe": Gpu(79 * GIB, 756, 51, 2000, 128),
     "H200": Gpu(139 * GIB, 989.4, 67, 4800, 900),
-    "L40S": Gpu(45 * GIB, 362, 91.6, 864, 64),
-    "RTX4090": Gpu(24 * GIB, 165.2, 82.6, 1008, 64),
+    "L40S": Gpu(44 * GIB, 362, 91.6, 864, 64),
+    "RTX4090": Gpu(23 * GIB, 165.2, 82.6, 1008, 64),
 }
 """Source: NVIDIA's data sheets of A100 (SXM), RTX A6000, H100 (SXM and PCIe), H200, L40S, and the Ada white paper
-(RTX 4090): dense rates, half of those given with sparsity. No test compares them with the sheets."""
+(RTX 4090): dense rates, half of those given with sparsity. They could not be compared with the sheets
+from here."""
 _FAST, _SLOW = 0.6, 0.25
 """Shares of the published rates that training reaches at best and at worst. Ours, not measured here."""
 _HOST_LINK_GB = 50.0
