@@ -73,7 +73,7 @@ def guarded(action: Callable[[], object]) -> None:
     try:
         _check_rank_variables()
         logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
-        for noisy in ("httpx", "accelerate", "datasets", "diffusers", "transformers"):
+        for noisy in ("httpx", "httpx2", "accelerate", "datasets", "diffusers", "transformers"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         action()
     except ValueError as error:
