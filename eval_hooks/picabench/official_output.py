@@ -76,7 +76,7 @@ class _Answered:
             return {}
         added = {
             "model_answer": row.get("answer") or str(row["verdict"]).capitalize(),
-            "model_response": row["raw"],
+            "model_response": "" if row["verdict"] == VerdictKind.REFUSED.value else row["raw"],
             "model_explanation": row["explanation"],
             "is_correct": row["correct"],
             **self._visualization(self.item.questions[number], group, place_in_group),
