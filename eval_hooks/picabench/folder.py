@@ -44,7 +44,7 @@ class OfficialDetails:
 
     Attributes:
         psnr_output: the output that the PSNR script opens, which looks for the path just as it stands.
-        area_fault: why it drops the item from the PSNR; None where it does not.
+        area_fault: why it drops the item from the PSNR, also for a path that ends in a slash; None where it does not.
         lists_areas: true if ``edit_area`` is a list with entries.
         num_left_out: pairs without a question or an answer, which are not asked.
         num_stale: values of an earlier run in pairs that are not asked, which are counted all the same.
@@ -246,9 +246,10 @@ def _read_records(path: Path) -> list[Mapping[str, object]]:
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DamagedFileError(
-            f"{path} is damaged: not JSON ({error}). Delete the folder {path.parent} to edit and judge anew."
-        ) from error
+        is_ours = (path.parent / _MANIFEST).exists()
+        again = f"Delete the folder {path.parent} to edit and judge anew."
+        remedy = again if is_ours else "Mend the file, or have it written again by what made the folder."
+        raise DamagedFileError(f"{path} is damaged: not JSON ({error}). {remedy}") from error
     if not isinstance(records, list):
         raise DatasetLayoutError(f"{path}: expected a list of items, found a {type(records).__name__}.")
     for row, record in enumerate(records):
@@ -293,6 +294,7 @@ def _official_item(record: Mapping[str, object], index: int, folder: Path) -> Ed
     questions = official_questions(record, is_asked=bool(output))
     area = official_area(record.get("edit_area"))
     source, psnr_output = record.get("input_path"), record.get("output_path")
+    ends_in_slash = isinstance(psnr_output, str) and psnr_output.endswith("/")
     return EditedItem(
         index=index,
         category=official_label(record, "physics_category"),
@@ -306,7 +308,7 @@ def _official_item(record: Mapping[str, object], index: int, folder: Path) -> Ed
         output_path=output,
         official=OfficialDetails(
             psnr_output=psnr_output if psnr_output and isinstance(psnr_output, str) else output,
-            area_fault=area.fault,
+            area_fault="its output's path ends in a slash, at which no file opens" if ends_in_slash else area.fault,
             lists_areas=area.is_list,
             num_left_out=questions.num_left_out,
             num_stale=questions.num_stale,
