@@ -170,6 +170,7 @@ def _report(outputs: Outputs, stopped: str | None, seconds: float) -> EvalReport
         notes=(
             f"Judge: {judge.note}",
             *([left] if num_unscored else []),
+            *_left_out(judge.protocol, verdicts),
             *measures.notes(records),
             *notes_of(outputs.folder, outputs.out),
         ),
@@ -193,6 +194,20 @@ def _report(outputs: Outputs, stopped: str | None, seconds: float) -> EvalReport
     }
     save_report(report, keys=keys, evidence=evidence)
     return report
+
+
+def _left_out(protocol: JudgeProtocol, verdicts: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns a sentence on the questions that a judge answered with no yes or no, if they do not count as wrong."""
+    if Reading(protocol.name) is not Reading.STRICT:
+        return ()
+    kinds = (VerdictKind.UNPARSED, VerdictKind.REFUSED, VerdictKind.ERROR)
+    found = {kind.value: count for kind in kinds if (count := verdicts.get(kind.value, 0))}
+    told = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    sentence = (
+        f"{sum(found.values())} of {sum(verdicts.values())} questions have no yes or no and are left out of the "
+        f"accuracy: {told}."
+    )
+    return (sentence,) if found else ()
 
 
 def _evaluated(outputs: Outputs, records: Sequence[ItemRecord], num_questions: int) -> Evaluated:

@@ -1,6 +1,7 @@
 """``physedit judge FOLDER``: outputs of any editor, judged into a place of choice."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.plain_outputs import files_of, judge_at, verb, write_outputs,
 from tests.support.runs import physedit
 
 from physedit.eval_hooks.report_file import load_report, report_schema
+from physedit.train.cli import guarded
 
 RESULTS = {
     "analysis.json", "consistency.jsonl", "items.jsonl", "judging.json", "output.json", "psnr_analysis.json",
@@ -216,3 +218,49 @@ def test_half_a_character_counts_as_the_published_script_counts_it(outputs: Path
     assert [pair.get("model_explanation") for pair in pairs] == ["", *[half] * 11]
     assert "error" in pairs[0]
     assert load_report(out).num_unscored == 0
+
+
+def test_the_client_says_nothing_about_each_request() -> None:
+    guarded(lambda: None)
+    assert {logging.getLogger(name).getEffectiveLevel() for name in ("httpx", "httpx2")} == {logging.WARNING}
+
+
+def test_what_is_left_out_of_a_strict_accuracy_is_told(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with judge_server([Reply(text="Hard to say."), Reply(refusal="I cannot.")]) as server:
+        told = judge_at(server, "judge.protocol=strict", "judge.concurrency=1")
+        assert verb(outputs, f"out={tmp_path / 'results'}", *told) == 0
+    sentence = "2 of 12 questions have no yes or no and are left out of the accuracy: 1 unparsed, 1 refused."
+    assert sentence in load_report(tmp_path / "results").notes
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
+def test_damaged_annotations_of_ones_own_are_not_to_be_deleted(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (outputs / "meta_info.json").write_text("[{")
+    with judge_server() as server:
+        assert verb(outputs, *judge_at(server)) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Mend the file, or have it written again by what made the folder" in said
+    assert "Delete" not in said
+
+
+def test_a_refusal_has_no_words_in_the_published_form(outputs: Path, tmp_path: Path) -> None:
+    with judge_server(always=Reply(refusal="I cannot.")) as server:
+        assert verb(outputs, f"out={tmp_path / 'results'}", *judge_at(server)) == 0
+    items = json.loads((tmp_path / "results" / "output.json").read_text())
+    assert {pair["model_response"] for item in items for pair in item["annotated_qa_pairs"]} == {""}
+
+
+def test_an_output_path_with_a_slash_at_its_end_has_no_psnr(outputs: Path, tmp_path: Path) -> None:
+    meta = json.loads((outputs / "meta_info.json").read_text())
+    meta[0]["output_path"] += "/"
+    (outputs / "meta_info.json").write_text(json.dumps(meta))
+    with judge_server() as server:
+        assert verb(outputs, f"out={tmp_path / 'results'}", *judge_at(server)) == 0
+    assert load_report(tmp_path / "results").num_unscored == 0
+    psnr = read(tmp_path / "results" / "psnr_analysis.json")["overall_statistics"]
+    assert isinstance(psnr, dict)
+    assert psnr["count"] == 5
