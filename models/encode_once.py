@@ -32,7 +32,7 @@ def encoding_once(pipeline: Any, memo: TensorMemo) -> Iterator[None]:
         generators = generator if isinstance(generator, Sequence) else [generator] * len(image)
         found = [
             memo.get(_key(picture[0]), partial(_encoded, encode, picture, [each]))
-            for picture, each in zip(image.split(1), generators, strict=True)
+            for picture, each in zip(torch.split(image, 1), generators, strict=True)
         ]
         return torch.cat([latents for (latents,) in found])
 
