@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -134,9 +134,10 @@ class VisionSettings:
                 f"base_url at {parts.hostname} holds a name, a password or a query, which would be written into "
                 "reports. Give the address alone, and the key through api_key_env."
             )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port_of_range(parts):
             raise VisionRequestError(
-                f"base_url={self.base_url} is no address. Give the server's up to /v1, such as http://HOST:8000/v1."
+                f"base_url={self.base_url} is no address. Give the server's up to /v1, such as http://HOST:8000/v1, "
+                "with a port of 1 to 65535."
             )
 
     def _refuse_unpriced_budget(self) -> None:
@@ -145,3 +146,11 @@ class VisionSettings:
                 f"max_cost_usd={self.max_cost_usd} needs the model's prices: set usd_per_million_input and "
                 "usd_per_million_output."
             )
+
+
+def _has_port_of_range(parts: SplitResult) -> bool:
+    """True without a port, or with one of 1 to 65535."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False

@@ -94,6 +94,8 @@ class OpenAICompatibleJudge:
         """
         if api not in tuple(VisionApi):
             raise ValueError(f"judge.api is {api!r}; expected one of {', '.join(VisionApi)}.")
+        if concurrency < 1:
+            raise ValueError(f"judge.concurrency is {concurrency}; expected at least 1 question at a time.")
         self._protocol = choose_protocol(protocol, api, box_unit)
         settings = VisionSettings(
             model=model,

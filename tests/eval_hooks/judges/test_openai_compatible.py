@@ -5,6 +5,7 @@ import json
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,8 @@ def test_a_call_that_fails_among_others_is_an_error_and_officially_wrong(code: i
 
 def test_e04_a_server_that_refuses_everything_is_asked_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
-    with judge_server(always=failing(400, "At most 0 image(s) may be provided")) as server:
+    refusal = replace(failing(400, "At most 0 image(s) may be provided"), delay_s=0.5)  # until all have come
+    with judge_server(always=refusal) as server:
         judge = judge_of(server, concurrency=20)
 
         def ask(_: int) -> str:
@@ -279,7 +281,8 @@ def test_the_judge_names_everything_that_changes_an_answer() -> None:
         ({"protocol": "lenient"}, "judge.protocol is 'lenient'"),
         ({"box_unit": None}, "without a stated unit"),
         ({"box_unit": "thousandths", "protocol": "official"}, "judge.protocol=strict"),
-        ({"concurrency": 0}, "max_parallel=0"),
+        ({"concurrency": 0}, "judge.concurrency is 0"),
+        ({"base_url": "http://host:99999/v1"}, "with a port of 1 to 65535"),
         ({"api_key_env": "NOT_THERE"}, "NOT_THERE, which is not set"),
     ],
 )
