@@ -51,7 +51,7 @@ def pair_records(base: Sequence[ItemRecord], tuned: Sequence[ItemRecord]) -> Pai
 def change_of(metric: Metric, paired: PairedRecords) -> MetricChange:
     """Returns base, tuned and their difference with the paired bootstrap interval over items.
 
-    The interval is exactly (0, 0) when nothing differs, and None for a single item that differs.
+    The interval is exactly (0, 0) when nothing differs, and None for a single item, which tells nothing of others.
     """
     tallies = [
         (first, second)
@@ -110,11 +110,11 @@ def _answered(record: ItemRecord) -> dict[int, Answer]:
 
 def _interval(before: Sequence[Tally], after: Sequence[Tally]) -> tuple[float, float] | None:
     base, tuned = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)  # [N, 2]
-    if np.array_equal(base, tuned):
-        return 0.0, 0.0
     n = len(base)
     if n == 1:
         return None
+    if np.array_equal(base, tuned):
+        return 0.0, 0.0
     generator = np.random.default_rng(_BOOTSTRAP_SEED)
     weights = generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES).astype(np.float64)  # [R, N]
     changes = _ratios(weights, tuned) - _ratios(weights, base)

@@ -68,9 +68,10 @@ def test_flips_count_both_directions() -> None:
     assert flips_of(Accuracy(), pair_records(base, tuned)) == Flips(gained=2, lost=1)
 
 
-def test_a_single_differing_item_has_no_interval() -> None:
-    change = change_of(Accuracy(), pair_records([_record(0, [False])], [_record(0, [True])]))
-    assert (change.change, change.ci95) == (1.0, None)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_single_item_has_no_interval(before: bool) -> None:
+    change = change_of(Accuracy(), pair_records([_record(0, [before])], [_record(0, [True])]))
+    assert (change.change, change.ci95) == (1.0 - before, None)
 
 
 def test_different_items_are_refused() -> None:
