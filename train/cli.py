@@ -81,7 +81,7 @@ def guarded(action: Callable[[], object]) -> None:
             raise
         fail(str(error), EXIT_BAD_INPUT)
     except OSError as error:
-        found = f"{error}{_room(error)}"
+        found = f"{error}{room(error)}"
         fail(f"{found}. Finished checkpoints are untouched: free space or mend the path, and run it again.", 1)
     except SafetensorError as error:
         fail(
@@ -317,7 +317,7 @@ def _is_for_the_user(error: ValueError) -> bool:
     return type(error).__module__.startswith("physedit.")
 
 
-def _room(error: OSError) -> str:
+def room(error: OSError) -> str:
     """Returns how much space is free, where a disk is full."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not isinstance(error.filename, str):
         return ""

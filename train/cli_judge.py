@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,21 +51,33 @@ def judge(
 
     given, is_of_run = overrides or [], is_run(folder)
     check_agreement(folder, given, repeat, agree_with, is_run=is_of_run, is_dry=dry_run)
-    if not is_of_run:
-        outputs = outputs_of(folder, given, out, config_dir)
-        if repeat is not None or agree_with is not None:
-            _measure_agreement(outputs, repeat, agree_with, dry_run=dry_run, as_json=as_json)
-        elif dry_run:
-            _say_plan(outputs, as_json=as_json)
+    with _told_what_is_kept():
+        if not is_of_run:
+            outputs = outputs_of(folder, given, out, config_dir)
+            if repeat is not None or agree_with is not None:
+                _measure_agreement(outputs, repeat, agree_with, dry_run=dry_run, as_json=as_json)
+            elif dry_run:
+                _say_plan(outputs, as_json=as_json)
+            else:
+                _judge_outputs(outputs, as_json=as_json)
+            return
+        if out is not None or any(each.split("=", 1)[0] == "out" for each in given):
+            raise ConfigError(f"{folder} is a run, whose results stay in its folder: out has no effect. Leave it out.")
+        if dry_run:
+            _say_pending(folder, given, config_dir, as_json=as_json)
         else:
-            _judge_outputs(outputs, as_json=as_json)
-        return
-    if out is not None or any(each.split("=", 1)[0] == "out" for each in given):
-        raise ConfigError(f"{folder} is a run, whose results stay in its folder: out has no effect. Leave it out.")
-    if dry_run:
-        _say_pending(folder, given, config_dir, as_json=as_json)
-    else:
-        _judge_run(folder, given, config_dir, as_json=as_json)
+            _judge_run(folder, given, config_dir, as_json=as_json)
+
+
+@contextmanager
+def _told_what_is_kept() -> Iterator[None]:
+    """Ends a disk that is full, or a path that cannot be written, with what that means for judging."""
+    from physedit.train.cli import fail, room
+
+    try:
+        yield
+    except OSError as error:
+        fail(f"{error}{room(error)}. Free space or mend the path. {_GO_ON}", 1)
 
 
 def _measure_agreement(

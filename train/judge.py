@@ -137,8 +137,9 @@ def _with_a_judge(overrides: Sequence[str]) -> list[str]:
         return list(overrides)
     if "judge.model" in keys:
         return [_ANY_JUDGE, *overrides]
+    near = [found for key in sorted(keys) if key.startswith("judge.") and (found := suggestion(key, ["judge.model"]))]
     raise ConfigError(
-        f"No judge was chosen. Give judge=NAME ({', '.join(options('judge'))}), or judge.model=NAME "
+        f"No judge was chosen.{''.join(near[:1])} Give judge=NAME ({', '.join(options('judge'))}), or judge.model=NAME "
         "judge.base_url=http://HOST:8000/v1 judge.api=chat for a model behind an OpenAI-compatible server."
     )
 
@@ -163,7 +164,9 @@ def _own_settings(overrides: Sequence[str], out: Path | None) -> tuple[_OwnSetti
         raise ConfigError(f"area_frame={frame} is not known. Use {' or '.join(_FRAMES)}.")
     if (level := given.get("level")) not in (None, *PromptLevel):
         raise ConfigError(f"level={level} is not known. Use {', '.join(PromptLevel)}.")
-    place = Path(given["out"]) if given.get("out") else out
+    if given.get("out") == "":
+        raise ConfigError("out= names no folder. Give one, or leave it out to write into the folder of outputs itself.")
+    place = Path(given["out"]) if "out" in given else out
     return _OwnSettings(place, frame, _seconds(given.get("judge_time_budget_s")), given.get("editor"), level), composed
 
 

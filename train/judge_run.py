@@ -14,7 +14,7 @@ from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.judging import TooManyUnanswered
 from physedit.train.assemble import build_checked, build_hooks
 from physedit.train.compose import compose_config
-from physedit.train.config import ConfigError
+from physedit.train.config import ConfigError, options
 from physedit.train.failures import EvalFailure, read_failures
 from physedit.train.results import best_numbers, facts_of, newest_numbers, pending_steps, record_report, write_results
 from physedit.train.run_folder import lock_run_folder
@@ -100,11 +100,24 @@ def judge_run(
 
 
 def _open(folder: Path, overrides: Sequence[str], config_dir: Path | None) -> _Run:
-    config = compose_config([*_kept(overrides_of(folder), overrides), *overrides], config_dir=config_dir)
+    saved = overrides_of(folder)
+    _refuse_settings_of_nobody(folder, saved, overrides)
+    config = compose_config([*_kept(saved, overrides), *overrides], config_dir=config_dir)
     hooks = build_hooks(config)
     if not any(isinstance(hook, LateHook) for hook in hooks):
         raise ConfigError(f"The run in {folder} has no evaluation with a judge, so there is nothing to judge.")
     return _Run(folder, config, hooks)
+
+
+def _refuse_settings_of_nobody(folder: Path, saved: Sequence[str], given: Sequence[str]) -> None:
+    """Refuses settings of a judge for a run that was made without one, if none is chosen."""
+    chosen = [each for each in (*saved, *given) if _chosen(each)[0] == "judge"]
+    settings = [each for each in given if _chosen(each)[0].startswith("judge.")]
+    if settings and chosen and chosen[-1].partition("=")[2] == "none":
+        raise ConfigError(
+            f"{settings[0]} has no effect, because the run in {folder} has no judge (judge=none). Choose one beside "
+            f"it: judge=NAME ({', '.join(name for name in options('judge') if name != 'none')})."
+        )
 
 
 def _kept(saved: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import glob
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_can_be_made(out: Path) -> None:
-    """Verifies that ``out`` or its nearest existing parent is a folder that can be written; writes nothing.
+    """Verifies that ``out`` or its nearest existing parent is a folder that can be written; leaves nothing there.
 
     Raises:
         ConfigError: it is not.
@@ -24,6 +25,14 @@ def check_can_be_made(out: Path) -> None:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out} cannot be written: {nearest} is no folder that can be. Choose another.")
+    try:
+        # Permissions tell an administrator nothing, and nobody that a file system takes no files, as /proc.
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out} cannot be written: {nearest} takes no file ({error.strerror}). Choose another."
+        ) from error
 
 
 def check_is_free(out: Path) -> None:

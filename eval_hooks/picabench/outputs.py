@@ -108,8 +108,14 @@ def check_outputs(folder: Path, protocol: JudgeProtocol) -> None:
     Raises:
         DatasetLayoutError: no ``meta_info.json``, of another shape, or without an item.
     """
-    if not read_all_items(folder, Reading(protocol.name)):
+    items = read_all_items(folder, Reading(protocol.name))
+    if not items:
         raise DatasetLayoutError(f"{folder / META_INFO} lists no items, so there is nothing to judge.")
+    if not any(item.output_path for item in items):
+        raise DatasetLayoutError(
+            f"No item of {folder / META_INFO} has an output, so there is nothing to judge. Name the edited picture of "
+            "each as its output_path."
+        )
 
 
 def plan_judging(outputs: Outputs) -> JudgingPlan:

@@ -1,5 +1,6 @@
 """``physedit judge FOLDER``: outputs of any editor, judged into a place of choice."""
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -264,3 +265,55 @@ def test_an_output_path_with_a_slash_at_its_end_has_no_psnr(outputs: Path, tmp_p
     psnr = read(tmp_path / "results" / "psnr_analysis.json")["overall_statistics"]
     assert isinstance(psnr, dict)
     assert psnr["count"] == 5
+
+
+def test_a_place_that_takes_no_file_is_refused_before_anyone_is_asked(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with judge_server() as server:
+        assert verb(outputs, "out=/proc/x", *judge_at(server)) == 2
+        assert verb(outputs, "out=", *judge_at(server)) == 2
+    assert not server.asked
+    said = " ".join(capsys.readouterr().err.split())
+    assert "/proc/x cannot be written" in said
+    assert "out= names no folder" in said
+    assert not (outputs / "report.json").exists()
+
+
+def test_a_full_disk_speaks_of_answers(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr("physedit.eval_hooks.picabench.outputs.judge_folder", full)
+    with judge_server() as server:
+        assert verb(outputs, *judge_at(server)) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "MiB are free" in said
+    assert "What was answered is kept" in said
+    assert "checkpoints" not in said
+
+
+def test_a_folder_of_which_no_item_has_an_output_is_refused(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta = json.loads((outputs / "meta_info.json").read_text())[:1]
+    meta[0]["output_path"] = None
+    (outputs / "meta_info.json").write_text(json.dumps(meta))
+    with judge_server() as server:
+        assert verb(outputs, *judge_at(server)) == 2
+    assert "has an output, so there is nothing to judge" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_misspelled_model_is_suggested(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb(outputs, "judge.modle=seer", "judge.base_url=http://127.0.0.1:1/v1") == 2
+    assert "Did you mean judge.model?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_without_a_judge_is_to_be_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("{}")
+    (run / "overrides.txt").write_text("eval=picabench\njudge=none\n")
+    assert verb(run, "judge.base_url=http://127.0.0.1:1/v1") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has no judge (judge=none). Choose one beside it: judge=NAME (gpt5" in said
