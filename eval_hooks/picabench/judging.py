@@ -114,10 +114,13 @@ def judge_folder(
         report = with_time_left(progress, len(questions), "judging")
         with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
-            for done, row in enumerate(asking[0].rows(questions, workers), start=1):
+            done = 0
+            for row in asking[0].rows(questions, workers):
                 journal.write(json_line(row))
                 journal.flush()
-                report(done)
+                if row["verdict"] != VerdictKind.UNSCORED.value:
+                    done += 1
+                    report(done)
         if judge.usage and questions:
             write_json(out / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 from tests.support.judge_server import Reply, failing, judge_server
 from tests.support.runs import adapter_bytes, metrics_of
@@ -21,7 +22,8 @@ def test_e04_training_goes_on_past_a_judge_that_always_refuses(run_smoke, monkey
     monkeypatch.setenv("MY_KEY", "sk-SECRET")
     plain = run_smoke(name="plain")
     monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
-    with judge_server(always=failing(400, "At most 0 image(s)")) as server:
+    refusal = replace(failing(400, "At most 0 image(s)"), delay_s=0.5)  # until all questions have come
+    with judge_server(always=refusal) as server:
         folder = run_smoke(*judged_by(server), name="refused")
     assert adapter_bytes(folder, 8) == adapter_bytes(plain, 8)
     failed = json.loads((folder / "summary.json").read_text())["failed_evaluations"]

@@ -78,14 +78,17 @@ def test_strict_and_official_differ_in_what_a_reply_without_yes_or_no_counts(out
 
 
 def test_an_outage_keeps_what_was_answered_and_the_next_call_asks_for_the_rest(
-    outputs: Path, capsys: pytest.CaptureFixture[str]
+    outputs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     with judge_server([Reply()] * 5, failing(503, "restarting")) as server:
         more = judge_at(server, "judge.concurrency=1", "judge.cache_folder=null")
         assert verb(outputs, *more) == 1
         said = capsys.readouterr().err
         assert "5 of 12 questions are scored" in said
         assert "run the same command again" in said
+        assert "5 of 12 questions: judging" in caplog.text
+        assert "12 of 12 questions" not in caplog.text
         report = load_report(outputs)
         assert (report.num_questions, report.num_unscored) == (12, 7)
         assert any("Questions scored: 5 of 12" in note for note in report.notes)
