@@ -128,8 +128,6 @@ def judge_folder(
     ranks.first_alone(out, lambda: _merge(_rows(folder, judge, known_answers(sources, judge), kind_of), out))
     _refuse_unanswered(out, settings.max_unanswered_share)
     outcome = _outcome(out)
-    if outcome.stopped is not None:
-        log.error("%d of %d questions are scored: %s", outcome.num_scored, outcome.num_questions, outcome.stopped)
     ranks.together(out, lambda: _raise_if_refused(asking[0]))
     return outcome
 

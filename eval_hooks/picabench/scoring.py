@@ -1,5 +1,6 @@
 """Judging and measuring the sides of an evaluation: the base, the unchanged inputs, and a checkpoint."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from physedit.eval_hooks.picabench.measures import Measures
 from physedit.eval_hooks.picabench.sides import Side
 from physedit.eval_hooks.ranks import Ranks
 from physedit.eval_hooks.report_file import ReportKeys, report_keys
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Scoring:
             side: whose pictures are made.
             earlier: folders whose answers about identical pictures hold here too.
         """
-        judge_folder(
+        outcome = judge_folder(
             side.folder,
             self.judge,
             kind_of=self.measures.kind_of,
@@ -78,6 +81,8 @@ class Scoring:
             ranks=work.ranks,
             progress=work.progress,
         )
+        if outcome.stopped is not None:
+            log.error("%d of %d questions are scored: %s", outcome.num_scored, outcome.num_questions, outcome.stopped)
         measure_folder(side.folder, work.ranks, rules=self.rules)
 
     def score_shared(self, work: Work, side: Side) -> None:

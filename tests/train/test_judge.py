@@ -89,6 +89,7 @@ def test_an_outage_keeps_what_was_answered_and_the_next_call_asks_for_the_rest(
         assert "run the same command again" in said
         assert "5 of 12 questions: judging" in caplog.text
         assert "12 of 12 questions" not in caplog.text
+        assert (said.count("restarting"), caplog.text.count("are scored")) == (1, 0)
         report = load_report(outputs)
         assert (report.num_questions, report.num_unscored) == (12, 7)
         assert any("Questions scored: 5 of 12" in note for note in report.notes)
