@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,12 +41,12 @@ def doctor(
     from physedit.train.doctor.finding import exit_code
 
     launching.check_launch(config)
-    logging.getLogger("physedit").setLevel(logging.WARNING)
     findings: list[Finding] = []
-    for finding in examine(config, given, distributed=distributed, config_dir=config_dir):
-        findings.append(finding)
-        if not as_json:
-            _say(finding)
+    with _quiet():
+        for finding in examine(config, given, distributed=distributed, config_dir=config_dir):
+            findings.append(finding)
+            if not as_json:
+                _say(finding)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
@@ -58,6 +59,18 @@ def recipe(overrides: Sequence[str]) -> list[str]:
     """Returns overrides that compose: those of the demo, unless they choose an experiment or data."""
     chooses = any(each.startswith(("experiment=", "data=")) for each in overrides)
     return [*([] if chooses else ["experiment=demo"]), *overrides]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within the context the parts that are examined report warnings alone."""
+    log = logging.getLogger("physedit")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _say(finding: Finding) -> None:

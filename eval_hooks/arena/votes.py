@@ -114,7 +114,7 @@ def append_vote(path: Path, vote: Vote) -> None:
 
 def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the cells of every line that is not empty, with the line's number."""
-    reader = csv.reader(io.StringIO(text, newline=""))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):

@@ -1,6 +1,8 @@
 """The run's own record of its numbers."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +42,16 @@ def test_a_number_that_is_not_finite_is_refused(tmp_path):
         MetricsFile(tmp_path / "metrics.jsonl").append(1, {"train/loss": float("nan")})
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     write_text(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "new \ud800")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match=r"No space left on device: '.*summary\.json'"):
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
