@@ -155,7 +155,7 @@ def test_e03_a_process_killed_half_way_asks_no_scored_question_again(tmp_path: P
 
 
 def test_e04_a_judge_that_always_refuses_is_asked_once_and_the_evaluation_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path, 10, questions_each=2)
     monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
@@ -164,8 +164,6 @@ def test_e04_a_judge_that_always_refuses_is_asked_once_and_the_evaluation_fails(
             judge_folder(folder, judge_of(server, concurrency=10))
         assert len(server.asked) == 1
         assert count_verdicts(folder)["unscored"] == 20
-        told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-        assert sum("At most 0 image" in message for message in told) == 1
         mend(server, Reply())
         assert judge_folder(folder, judge_of(server)).num_scored == 20
 
