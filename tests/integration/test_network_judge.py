@@ -22,7 +22,7 @@ def test_e04_training_goes_on_past_a_judge_that_always_refuses(run_smoke, monkey
     monkeypatch.setenv("MY_KEY", "sk-SECRET")
     plain = run_smoke(name="plain")
     monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
-    refusal = replace(failing(400, "At most 0 image(s)"), delay_s=0.5)  # until all questions have come
+    refusal = replace(failing(400, "At most 0 image(s)"), delay_s=2.0)  # until all questions have come
     with judge_server(always=refusal) as server:
         folder = run_smoke(*judged_by(server), name="refused")
     assert adapter_bytes(folder, 8) == adapter_bytes(plain, 8)

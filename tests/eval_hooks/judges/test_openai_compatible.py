@@ -168,7 +168,7 @@ def test_a_call_that_fails_among_others_is_an_error_and_officially_wrong(code: i
 
 def test_e04_a_server_that_refuses_everything_is_asked_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question_queue, "_FIRST_ALONE_S", 30.0)  # whatever else the machine does
-    refusal = replace(failing(400, "At most 0 image(s) may be provided"), delay_s=0.5)  # until all have come
+    refusal = replace(failing(400, "At most 0 image(s) may be provided"), delay_s=2.0)  # until all have come
     with judge_server(always=refusal) as server:
         judge = judge_of(server, concurrency=20)
 
