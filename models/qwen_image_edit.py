@@ -23,9 +23,10 @@ from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype, checked_steps
-from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
+from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
+from physedit.models.qwen_edit import draw, items_at_once
 from physedit.models.qwen_outline import qwen_outline
 from physedit.models.qwen_pipeline import (
     MAX_SOURCES,
@@ -301,27 +302,21 @@ class QwenImageEdit:
         """
         check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
-        height, width = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
-        parts = [slice(None)] if self._max_sources == 1 else [slice(item, item + 1) for item in range(len(given))]
+        size = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
+        parts = items_at_once(len(given), self._max_sources)
         with self._parts.encoding():
             texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]
-        edited = []
         with (
             self._parts.editing_with(denoiser, self._latent_memo),
             working_at(self._pipeline, self._area_px, self._vision_area_px),
         ):
-            for part, text in zip(parts, texts, strict=True):
-                pictures: Tensor = self._pipeline(
-                    image=[as_image(picture) for pictures in given[part] for picture in pictures],
-                    height=height,
-                    width=width,
-                    num_inference_steps=num_steps,
-                    true_cfg_scale=guidance,
-                    generator=list(generators[part]),
-                    output_type="pt",
-                    **text,
-                ).images
-                edited.append(as_bytes(pictures))
+            edited = [
+                draw(
+                    self._pipeline, given[part], text, generators[part],
+                    size=size, num_steps=num_steps, guidance=guidance,
+                )
+                for part, text in zip(parts, texts, strict=True)
+            ]  # fmt: skip
         return torch.cat(edited)
 
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
