@@ -20,13 +20,14 @@ from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
 from physedit.train.failures import EvalFailure
 from physedit.train.late import LateReports
 from physedit.train.loop import NonFiniteLoss, Trainer
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import pending_steps, record_report, write_results
 from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
 from physedit.train.state import Progress
 from physedit.train.summary import BestRule, best_steps
-from physedit.train.tracker import MetricsFile, Tracker
+from physedit.train.tracker import Tracker
 from physedit.train.upload import Uploads
 
 logger = logging.getLogger(__name__)

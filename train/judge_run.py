@@ -16,11 +16,12 @@ from physedit.train.assemble import build_checked, build_hooks
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError, options
 from physedit.train.failures import EvalFailure, read_failures
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.results import best_numbers, facts_of, newest_numbers, pending_steps, record_report, write_results
 from physedit.train.run_folder import lock_run_folder
 from physedit.train.saved_adapter import overrides_of
 from physedit.train.summary import best_rule
-from physedit.train.tracker import MetricsFile, Tracker
+from physedit.train.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from physedit.eval_hooks.report import write_html_report
 from physedit.eval_hooks.report_file import report_keys
 from physedit.eval_hooks.tracked import ANSWER_COLUMNS, answer_rows, write_fixed_panel
 from physedit.train.failures import EvalFailure, write_failures
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.summary import BestRule, best_of, scalars, summarize
-from physedit.train.tracker import BASE_JOB, MetricsFile, Tracker
+from physedit.train.tracker import BASE_JOB, Tracker
 
 _ID_CHARACTERS = 16
 

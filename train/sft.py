@@ -34,6 +34,7 @@ from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
 from physedit.train.late import LateReports
 from physedit.train.loop import Trainer, fit
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.order import (
     accepted_rows,
     build_plan,
@@ -58,7 +59,7 @@ from physedit.train.run_folder import (
 from physedit.train.signals import RequestFiles, StopFlag, Stopped
 from physedit.train.state import AdapterAverage, Progress
 from physedit.train.summary import best_rule
-from physedit.train.tracker import MetricsFile, NoTracker, Tracker
+from physedit.train.tracker import NoTracker, Tracker
 from physedit.train.upload import Uploads
 
 logger = logging.getLogger(__name__)

@@ -4,16 +4,15 @@ Only this module and ``wandb_runs``, which reads runs back, import wandb.
 """
 
 import logging
-import math
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines, write_text
+from physedit.eval_hooks.files import write_text
 from physedit.train.config import ConfigError
 from physedit.train.errands import Errands
 from physedit.train.swept import SWEEP_VARIABLE, check_tracked
@@ -326,63 +325,3 @@ class Wandb:
 
 def _id_of_agent() -> str | None:
     return os.environ.get("WANDB_RUN_ID") if os.environ.get(SWEEP_VARIABLE) else None
-
-
-class MetricsFile:
-    """``metrics.jsonl``: one JSON object a line with ``step``; keys below ``time/`` vary between equal runs."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def rewind(self, step: int, repeated: Collection[str]) -> None:
-        """Drops what a run resumed at ``step`` writes again.
-
-        Args:
-            step: where the run goes on; later lines go.
-            repeated: names of the hooks that evaluate ``step`` again; their lines of that step go.
-        """
-        lines = read_json_lines(self._path) if self._path.exists() else []
-        write_json_lines(self._path, [line for line in lines if not _is_repeated(line, step, repeated)])
-
-    def append(self, step: int, metrics: Mapping[str, float | None] | Mapping[str, float]) -> None:
-        """Adds a line.
-
-        Raises:
-            ValueError: a value is NaN or infinite.
-        """
-        _refuse_infinite(step, metrics)
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json_line({"step": step, **metrics}))
-
-    def put(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> bool:
-        """Adds an evaluation's line, in place of an earlier one of that hook and step; returns False if it is there.
-
-        Raises:
-            ValueError: as ``append``.
-        """
-        lines = read_json_lines(self._path) if self._path.exists() else []
-        earlier = [line for line in lines if line["step"] == step and any(_is_of(key, hook) for key in line)]
-        if earlier == [{"step": step, **metrics}]:
-            return False
-        if earlier:
-            _refuse_infinite(step, metrics)
-            kept = [line for line in lines if line not in earlier]
-            write_json_lines(self._path, [*kept, {"step": step, **metrics}])
-        else:
-            self.append(step, metrics)
-        return True
-
-
-def _refuse_infinite(step: int, metrics: Mapping[str, float | None]) -> None:
-    for key, value in metrics.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{key} is {value} at step {step}: metrics.jsonl holds finite numbers only.")
-
-
-def _is_of(key: str, hook: str) -> bool:
-    return key.split("/")[0] == hook
-
-
-def _is_repeated(line: Mapping[str, object], step: int, repeated: Collection[str]) -> bool:
-    at = int(str(line["step"]))
-    return at > step or (at == step and any(_is_of(key, hook) for key in line for hook in repeated))

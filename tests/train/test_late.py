@@ -9,8 +9,8 @@ import pytest
 
 from physedit.eval_hooks.hook import EvalReport, LateContext, MetricChange
 from physedit.train.late import LateReports
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.summary import BestRule, best_steps, summarize
-from physedit.train.tracker import MetricsFile
 
 
 def report(step: int, acc: float, num_unscored: int = 0) -> EvalReport:

@@ -11,8 +11,9 @@ import pytest
 
 from physedit.eval_hooks.files import read_json_lines, write_text
 from physedit.eval_hooks.hook import EvalReport, MetricChange
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.results import record_report
-from physedit.train.tracker import MetricsFile, Wandb
+from physedit.train.tracker import Wandb
 
 
 def test_rewind_drops_what_a_resumed_run_writes_again(tmp_path):
