@@ -16,7 +16,7 @@ from physedit.models.outline import (
 )
 from physedit.models.parts import checked_steps
 from physedit.models.sizes import MAX_AREA_PX, RELEASED_AREA_PX, kontext_sizes
-from physedit.models.weights import RANDOM_TINY, find_weights
+from physedit.models.weights import RANDOM_RELEASED, RANDOM_TINY, find_weights
 
 _CLIP_TOKENS = 77
 """Of the released model. Source: FluxKontextPipeline, ``tokenizer_max_length``."""
@@ -30,10 +30,11 @@ def flux_outline(settings: Mapping[str, object]) -> Outline:
     """
     weights = str(settings["weights"])
     found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
-    folder = None if found == RANDOM_TINY else local_files(found, "tokenizer", "tokenizer_2")
+    is_random = found in (RANDOM_TINY, RANDOM_RELEASED)
+    folder = None if is_random else local_files(found, "tokenizer", "tokenizer_2")
     clip: TokenCount | None = None
     t5: TokenCount | None = None
-    if found == RANDOM_TINY:
+    if is_random:
         from physedit.models.random_tiny import build_tokenizers
 
         clip, t5 = map(TokenCount, build_tokenizers())

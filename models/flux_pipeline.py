@@ -10,7 +10,7 @@ from torch import nn
 
 from physedit.models.loading import freeze, modules_of, read_pipeline
 from physedit.models.quantization import Quantization
-from physedit.models.weights import RANDOM_TINY
+from physedit.models.weights import RANDOM_RELEASED, RANDOM_TINY
 
 if TYPE_CHECKING:
     from diffusers import FluxKontextPipeline
@@ -53,10 +53,10 @@ def load_pipeline(
     """Returns the pipeline as ``read_pipeline`` places it, every part frozen and in evaluation mode.
 
     Args:
-        weights: a folder, a hub id, or ``random_tiny``.
+        weights: a folder, a hub id, ``random_tiny`` or ``random_released``, which is on its device already.
         dtype: of every weight.
         components: parts to use instead of the stored ones; see ``read_pipeline``.
-        quantization: of the transformer's linear layers; never with ``random_tiny``.
+        quantization: of the transformer's linear layers; never with random weights.
 
     Raises:
         ValueError: ``weights`` cannot be loaded, or its schedule is one that training does not reproduce.
@@ -65,6 +65,10 @@ def load_pipeline(
 
     if weights == RANDOM_TINY:
         pipeline = _random_tiny_pipeline(dtype)
+    elif weights == RANDOM_RELEASED:
+        from physedit.models.random_released import build_random_flux, released_device
+
+        pipeline = build_random_flux(dtype, released_device(RANDOM_RELEASED), tuple(components or ()))
     else:
         pipeline = read_pipeline(FluxKontextPipeline, weights, dtype, components or {}, quantization)
     freeze(pipeline)

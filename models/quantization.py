@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from physedit.models.weights import RANDOM_TINY, split_revision
+from physedit.models.weights import RANDOM_RELEASED, RANDOM_TINY, split_revision
 
 Quantization = Literal["bnb_nf4", "bnb_int8", "torchao_int8", "torchao_fp8"]
 """How the linear layers of the transformer are stored: blocks of 64 in 4-bit NormalFloat whose scales are quantised
@@ -39,9 +39,9 @@ def check_quantization(quantization: str | None, weights: str) -> None:
         raise ValueError(
             f"backbone.quantization is '{quantization}'; it must be null or one of {', '.join(get_args(Quantization))}."
         )
-    if weights == RANDOM_TINY:
+    if weights in (RANDOM_TINY, RANDOM_RELEASED):
         raise ValueError(
-            f"backbone.quantization={quantization} was asked of backbone.weights={RANDOM_TINY}, but weights are "
+            f"backbone.quantization={quantization} was asked of backbone.weights={weights}, but weights are "
             "quantised while they are read from files. Use backbone.quantization=null, or the folder of a pipeline."
         )
     quantization_device()

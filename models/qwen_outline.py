@@ -22,7 +22,7 @@ from physedit.models.qwen_pipeline import MAX_SOURCES, checked_areas, checked_pi
 from physedit.models.qwen_room import QwenTextRule
 from physedit.models.qwen_text import POSITIONS
 from physedit.models.sizes import QWEN_MULTIPLE_PX, RELEASED_AREA_PX, PictureSizes, qwen_size
-from physedit.models.weights import RANDOM_TINY
+from physedit.models.weights import RANDOM_RELEASED, RANDOM_TINY
 
 if TYPE_CHECKING:
     from transformers import Qwen2VLProcessor
@@ -79,7 +79,7 @@ def qwen_outline(settings: Mapping[str, object]) -> Outline:
 def _processor(weights: str, found: Path | str) -> "Qwen2VLProcessor | None":
     from physedit.models.qwen_processor import PROCESSOR_FOLDER, load_processor
 
-    if weights == RANDOM_TINY:
+    if weights in (RANDOM_TINY, RANDOM_RELEASED):
         from physedit.models.random_tiny_qwen import build_processor
         from physedit.models.toy.qwen.text import build_tokenizer
 
@@ -93,7 +93,7 @@ def _vae_factor(found: Path | str) -> int:
 
     Source: QwenImageEditPipeline.__init__, diffusers.
     """
-    folder = None if found == RANDOM_TINY else local_files(found)
+    folder = None if found in (RANDOM_TINY, RANDOM_RELEASED) else local_files(found)
     file = None if folder is None else folder / "vae" / "config.json"
     if file is None or not file.is_file():
         return RELEASED_VAE_FACTOR

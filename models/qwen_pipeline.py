@@ -15,7 +15,7 @@ from physedit.models.pipeline_folder import WrongPipelineError, check_pipeline_f
 from physedit.models.quantization import Quantization
 from physedit.models.qwen_positions import own_positions
 from physedit.models.sizes import MAX_AREA_PX, QWEN_MULTIPLE_PX, RELEASED_AREA_PX
-from physedit.models.weights import RANDOM_TINY, TOY, find_weights, split_revision
+from physedit.models.weights import RANDOM_RELEASED, RANDOM_TINY, TOY, find_weights, split_revision
 
 EditPipeline = Literal["QwenImageEditPipeline", "QwenImageEditPlusPipeline"]
 """The two classes: one picture, which the text encoder sees as the VAE does; or several, which it sees smaller."""
@@ -45,16 +45,21 @@ def load_pipeline(
 
     Args:
         pipeline: the class that the weights must be of.
-        weights: a folder, a hub id, or ``random_tiny``.
+        weights: a folder, a hub id, ``random_tiny`` or ``random_released``, which is on its device already.
         dtype: of every weight.
         components: parts to use instead of the stored ones; see ``read_pipeline``.
-        quantization: of the transformer's linear layers; never with ``random_tiny``.
+        quantization: of the transformer's linear layers; never with random weights.
 
     Raises:
         ValueError: ``weights`` cannot be loaded, or are such that training does not reproduce the pipeline.
     """
     if weights == RANDOM_TINY:
         loaded = _random_tiny_pipeline(pipeline, dtype)
+    elif weights == RANDOM_RELEASED:
+        from physedit.models.random_released import build_random_qwen, released_device
+
+        device = released_device(RANDOM_RELEASED)
+        loaded = build_random_qwen(pipeline_class(pipeline), dtype, device, tuple(components or ()))
     else:
         parts = {"processor": _read_processor(pipeline, weights), **(components or {})}
         loaded = read_pipeline(pipeline_class(pipeline), weights, dtype, parts, quantization)
@@ -181,7 +186,7 @@ def check_steps(pipeline: Any, num_steps: int) -> None:
 
 
 def found_weights(weights: str, pipeline: EditPipeline) -> Path | str:
-    """Returns the folder that ``weights`` stands for, or ``weights`` if it is a hub id or ``random_tiny``.
+    """Returns the folder that ``weights`` stands for, or ``weights`` if it is a hub id or random weights.
 
     Raises:
         ValueError: no such weights, a folder of another pipeline, or one with holes.

@@ -13,6 +13,8 @@ from physedit.models.pipeline_folder import INDEX
 
 TOY = "toy"
 RANDOM_TINY = "random_tiny"
+RANDOM_RELEASED = "random_released"
+"""Random weights of the released sizes, built on the GPU."""
 _TOY_FOLDERS = Path(__file__).parent / "toy"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _CHUNK_BYTES = 2**24
@@ -22,12 +24,15 @@ def find_weights(weights: str, toy: str) -> Path | str:
     """Returns the folder that ``weights`` stands for, or ``weights`` itself if it can only be a hub id.
 
     Args:
-        weights: a pipeline folder, a hub id with or without ``@revision``, or ``toy``.
+        weights: a pipeline folder, a hub id with or without ``@revision``, ``toy``, or ``random_released``, which
+            stands for itself.
         toy: name of the backbone's folder under models/toy.
 
     Raises:
         ValueError: no such folder, and no hub id either.
     """
+    if weights == RANDOM_RELEASED:
+        return weights
     folder = _TOY_FOLDERS / toy if weights == TOY else Path(weights).expanduser()
     if (folder / INDEX).is_file():
         return folder.resolve()
@@ -37,7 +42,7 @@ def find_weights(weights: str, toy: str) -> Path | str:
     raise ValueError(
         f"backbone.weights is '{weights}', but the folder {folder} {state}. Give the folder of a diffusers "
         f"pipeline (one with {INDEX}), a hub id such as black-forest-labs/FLUX.1-Kontext-dev, '{TOY}' for the "
-        f"small editor that comes with the package, or '{RANDOM_TINY}' for random weights."
+        f"small editor that comes with the package, or '{RANDOM_TINY}' or '{RANDOM_RELEASED}' for random weights."
     )
 
 

@@ -18,6 +18,7 @@ from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, preset_targets
 from physedit.models.outline import Outline
 from physedit.models.quantization import check_compiling, check_quantization, check_sharding
+from physedit.models.random_released import check_random
 from physedit.train import zero
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
@@ -148,6 +149,7 @@ def check_backbone(config: DictConfig) -> None:
     backbone = cast("type[Backbone]", resolve_target(str(config.backbone["_target_"])))
     try:
         backbone.check_weights(str(config.backbone.weights))
+        check_random(str(config.backbone.weights))
         quantization = config.backbone.get("quantization")
         check_compiling(quantization, config.backbone.get("compile_blocks"))
         check_quantization(quantization, str(config.backbone.weights))
