@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from physedit.eval_hooks.hook import EvalHook, EvalReport, LateContext, LateHook
 from physedit.eval_hooks.judges.judge import JudgeUnavailable
-from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.judging import TooManyUnanswered
+from physedit.eval_hooks.picabench.manifest import OutputsMismatch
 from physedit.train.assemble import build_checked, build_hooks
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError, options

@@ -15,8 +15,9 @@ from physedit.eval_hooks.comparing.comparison import HookComparison
 from physedit.eval_hooks.comparing.tests import Records, records_of
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
 from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
-from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name, read_manifest
+from physedit.eval_hooks.picabench.folder import TARGETS, EditedItem, picture_name
 from physedit.eval_hooks.picabench.folder import read_meta_info as read_items
+from physedit.eval_hooks.picabench.manifest import read_manifest
 from physedit.eval_hooks.picabench.names import law_name
 
 MOST_PICTURED_RUNS = 12

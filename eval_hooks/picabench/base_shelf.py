@@ -7,8 +7,9 @@ from pathlib import Path
 
 from physedit.eval_hooks.files import DamagedFileError, digest_of, link_or_copy, read_json_lines
 from physedit.eval_hooks.picabench.answer_rows import ANSWER_KEYS
-from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, TARGETS, read_whole_manifest
+from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, TARGETS
 from physedit.eval_hooks.picabench.judging import ITEMS_FILE
+from physedit.eval_hooks.picabench.manifest import read_whole_manifest
 from physedit.eval_hooks.picabench.measure import CONSISTENCY_FILE, MEASURED_KEYS
 
 

@@ -9,8 +9,9 @@ from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.judges.judge import Judge, Verdict, VerdictKind
 from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.annotations import Reading
-from physedit.eval_hooks.picabench.folder import not_edited, read_all_items, read_manifest
+from physedit.eval_hooks.picabench.folder import read_all_items
 from physedit.eval_hooks.picabench.judging import count_verdicts
+from physedit.eval_hooks.picabench.manifest import not_edited, read_manifest
 from physedit.eval_hooks.picabench.measure import read_records
 from physedit.eval_hooks.picabench.measures import Measures, changes_of, scores_of
 from physedit.eval_hooks.picabench.official import write_official_files

@@ -21,17 +21,9 @@ from physedit.eval_hooks.files import (
     write_bytes,
 )
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem
-from physedit.eval_hooks.picabench.folder import (
-    INPUTS,
-    OUTPUTS,
-    TARGETS,
-    Manifest,
-    picture_name,
-    read_manifest,
-    write_manifest,
-    write_meta_info,
-)
+from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, TARGETS, picture_name, write_meta_info
 from physedit.eval_hooks.picabench.inputs import input_picture
+from physedit.eval_hooks.picabench.manifest import Manifest, read_manifest, write_manifest
 from physedit.models.backbone import Backbone
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The folder between editing and judging, in PICABench's own layout.
 
-``input_img/00000.png`` and ``output_img/00000.png`` by item index, ``meta_info.json`` as the published scripts read it,
-``manifest.json`` (written last) tying every picture to the settings that made it by its hash.
+``input_img/00000.png`` and ``output_img/00000.png`` by item index, and ``meta_info.json`` as the published scripts read
+it. What made the pictures is in ``manifest``.
 """
 
 import json
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from physedit.data_loaders.sample import Box, DatasetLayoutError, DatasetRowError, Origin, PromptLevel
-from physedit.eval_hooks.files import DamagedFileError, file_digest, read_json, write_json
+from physedit.data_loaders.sample import Box, DatasetLayoutError, Origin, PromptLevel
+from physedit.eval_hooks.files import DamagedFileError, write_json
 from physedit.eval_hooks.picabench.annotations import (
     Question,
     Reading,
@@ -31,11 +31,7 @@ from physedit.eval_hooks.picabench.official_annotations import (
 )
 
 INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
-_MANIFEST = "manifest.json"
-
-
-class OutputsMismatch(ValueError):
-    """The pictures in a folder are not the ones its manifest lists."""
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +75,6 @@ class EditedItem:
     input_path: str
     output_path: str
     official: OfficialDetails | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What made the pictures of a folder.
-
-    Attributes:
-        key: hash of everything that decides the pictures.
-        settings: what the key was made of, in words.
-        files: SHA-256 of every input and output picture by relative path.
-        not_edited: items of the benchmark in use that the time budget left out, by index.
-    """
-
-    key: str
-    settings: Mapping[str, object]
-    files: Mapping[str, str]
-    not_edited: tuple[int, ...] = ()
 
 
 def picture_name(index: int) -> str:
@@ -142,85 +121,6 @@ def read_all_items(folder: Path, reading: Reading) -> tuple[EditedItem, ...]:
     )
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes ``manifest.json``: the folder is complete from here on."""
-    record = {"key": manifest.key, "settings": manifest.settings, "not_edited": list(manifest.not_edited)}
-    write_json(folder / _MANIFEST, {**record, "files": manifest.files})
-
-
-def read_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest, or None if the folder's edits are not finished.
-
-    Raises:
-        DamagedFileError: the file is none that ``write_manifest`` wrote.
-    """
-    path = folder / _MANIFEST
-    if not path.exists():
-        return None
-    record = read_json(path)
-    key, settings, files = (record.get(name) for name in ("key", "settings", "files"))
-    if not isinstance(key, str) or not isinstance(settings, dict) or not isinstance(files, dict):
-        raise DamagedFileError(
-            f"{path} is damaged: expected key, settings and files, found {', '.join(record) or 'nothing'}. Delete the "
-            f"folder {folder} to edit and judge anew."
-        )
-    not_edited = record.get("not_edited", [])
-    return Manifest(
-        key=key,
-        settings=settings,
-        files=files,
-        not_edited=tuple(not_edited) if isinstance(not_edited, list) else (),
-    )
-
-
-def read_whole_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest, or None if the edits are not finished or anything that describes them is damaged."""
-    try:
-        manifest = read_manifest(folder)
-        described = {item.output_path for item in read_meta_info(folder)} if manifest else set()
-    except (DamagedFileError, DatasetLayoutError, DatasetRowError):
-        return None
-    return manifest if manifest and _outputs(manifest) <= described else None
-
-
-def not_edited(folder: Path) -> tuple[int, ...]:
-    """Returns the items that a time budget left out, by index; none if the edits are not finished."""
-    manifest = read_whole_manifest(folder)
-    return () if manifest is None else manifest.not_edited
-
-
-def has_its_pictures(folder: Path) -> bool:
-    """Tells whether every picture that a whole manifest lists is there and has the listed hash."""
-    manifest = read_whole_manifest(folder)
-    return manifest is not None and all(_digest(folder / name) == digest for name, digest in manifest.files.items())
-
-
-def verify_outputs(folder: Path, manifest: Manifest) -> frozenset[str]:
-    """Returns the relative paths of pictures whose bytes differ from the manifest's hash.
-
-    Raises:
-        OutputsMismatch: an output is missing, or one lies there that the manifest does not list.
-    """
-    listed = _outputs(manifest)
-    present = {f"{OUTPUTS}/{file.name}" for file in (folder / OUTPUTS).glob("*.png")}
-    missing, unknown = sorted(listed - present), sorted(present - listed)
-    if missing or unknown:
-        raise OutputsMismatch(
-            f"{folder}: {len(missing)} missing and {len(unknown)} unknown outputs. "
-            f"Missing: {', '.join(missing[:5]) or 'none'}. Unknown: {', '.join(unknown[:5]) or 'none'}. "
-            "Pictures were renamed, removed or added after editing; delete the folder to edit anew."
-        )
-    return frozenset(name for name, digest in manifest.files.items() if _digest(folder / name) != digest)
-
-
-def _outputs(manifest: Manifest) -> set[str]:
-    return {name for name in manifest.files if name.startswith(f"{OUTPUTS}/")}
-
-
-def _digest(path: Path) -> str | None:
-    return file_digest(path) if path.exists() else None
-
-
 def _meta_record(item: BenchmarkItem, level: PromptLevel) -> dict[str, object]:
     return {
         "index": item.index,
@@ -246,7 +146,7 @@ def _read_records(path: Path) -> list[Mapping[str, object]]:
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        is_ours = (path.parent / _MANIFEST).exists()
+        is_ours = (path.parent / MANIFEST).exists()
         again = f"Delete the folder {path.parent} to edit and judge anew."
         remedy = again if is_ours else "Mend the file, or have it written again by what made the folder."
         raise DamagedFileError(f"{path} is damaged: not JSON ({error}). {remedy}") from error

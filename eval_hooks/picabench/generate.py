@@ -28,8 +28,8 @@ from physedit.eval_hooks.picabench.edit_task import (
     proven_files,
     store,
 )
-from physedit.eval_hooks.picabench.folder import read_whole_manifest
 from physedit.eval_hooks.picabench.inputs import input_picture, input_size
+from physedit.eval_hooks.picabench.manifest import read_whole_manifest
 from physedit.eval_hooks.picabench.subset import shuffled
 from physedit.eval_hooks.ranks import Ranks
 from physedit.models.sizes import PictureSizes

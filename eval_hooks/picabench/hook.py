@@ -15,10 +15,10 @@ from physedit.eval_hooks.judges.judge import Judge, RemoteJudge
 from physedit.eval_hooks.picabench.benchmark import check_benchmark
 from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.edit_task import EditSettings
-from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.generate import edit_benchmark
 from physedit.eval_hooks.picabench.input_copy import copy_inputs
 from physedit.eval_hooks.picabench.judging import JudgeSettings
+from physedit.eval_hooks.picabench.manifest import OutputsMismatch
 from physedit.eval_hooks.picabench.measure import MeasuringRules
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
 from physedit.eval_hooks.picabench.scoring import Scoring, Work

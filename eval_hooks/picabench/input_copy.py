@@ -2,7 +2,8 @@
 
 from physedit.eval_hooks.files import file_digest, json_line, link_or_copy, open_journal
 from physedit.eval_hooks.picabench.edit_task import EditTask, clear_stale, complete, is_done, proven_files, store_input
-from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, picture_name, read_whole_manifest
+from physedit.eval_hooks.picabench.folder import INPUTS, OUTPUTS, picture_name
+from physedit.eval_hooks.picabench.manifest import read_whole_manifest
 
 
 def copy_inputs(task: EditTask) -> None:

@@ -22,7 +22,8 @@ from physedit.eval_hooks.picabench.answer_rows import (
     verdict_of_row,
 )
 from physedit.eval_hooks.picabench.asking import Asking, Portrait, portrait, with_time_left
-from physedit.eval_hooks.picabench.folder import read_manifest, read_meta_info, verify_outputs
+from physedit.eval_hooks.picabench.folder import read_meta_info
+from physedit.eval_hooks.picabench.manifest import read_manifest, verify_outputs
 from physedit.eval_hooks.ranks import Ranks
 
 log = logging.getLogger(__name__)

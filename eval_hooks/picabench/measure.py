@@ -18,8 +18,9 @@ from physedit.eval_hooks.metrics.consistency import psnr_in_square, psnr_outside
 from physedit.eval_hooks.metrics.metric import Answer, ItemRecord
 from physedit.eval_hooks.picabench.annotations import Reading
 from physedit.eval_hooks.picabench.answer_rows import ANSWER_KEYS
-from physedit.eval_hooks.picabench.folder import EditedItem, read_manifest, read_meta_info, verify_outputs
+from physedit.eval_hooks.picabench.folder import EditedItem, read_meta_info
 from physedit.eval_hooks.picabench.judging import ITEMS_FILE
+from physedit.eval_hooks.picabench.manifest import read_manifest, verify_outputs
 from physedit.eval_hooks.ranks import Ranks
 
 CONSISTENCY_FILE = "consistency.jsonl"

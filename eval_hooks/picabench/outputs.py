@@ -29,7 +29,7 @@ from physedit.eval_hooks.metrics.metric import ItemRecord
 from physedit.eval_hooks.picabench.annotations import Reading
 from physedit.eval_hooks.picabench.asking import Asking
 from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
-from physedit.eval_hooks.picabench.folder import read_all_items, read_whole_manifest
+from physedit.eval_hooks.picabench.folder import read_all_items
 from physedit.eval_hooks.picabench.judging import (
     USAGE_FILE,
     JudgeSettings,
@@ -38,6 +38,7 @@ from physedit.eval_hooks.picabench.judging import (
     known_answers,
     portraits_of,
 )
+from physedit.eval_hooks.picabench.manifest import read_whole_manifest
 from physedit.eval_hooks.picabench.measure import MeasuringRules, measure_folder, read_records
 from physedit.eval_hooks.picabench.measures import PicaBenchMeasures, scores_of
 from physedit.eval_hooks.picabench.official import write_official_files

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from physedit.eval_hooks.judges.judge import Judge
 from physedit.eval_hooks.picabench.base_shelf import BaseShelf
-from physedit.eval_hooks.picabench.folder import has_its_pictures, not_edited
 from physedit.eval_hooks.picabench.judging import JudgeSettings, count_unscored, judge_folder
+from physedit.eval_hooks.picabench.manifest import has_its_pictures, not_edited
 from physedit.eval_hooks.picabench.measure import MeasuringRules, has_records, measure_folder
 from physedit.eval_hooks.picabench.measures import Measures
 from physedit.eval_hooks.picabench.sides import Side

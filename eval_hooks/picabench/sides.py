@@ -10,9 +10,9 @@ from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem, benchmark_digest, load_benchmark
 from physedit.eval_hooks.picabench.benchmark_place import find_benchmark, place_in_words
 from physedit.eval_hooks.picabench.edit_task import EditSettings, EditTask
-from physedit.eval_hooks.picabench.folder import Manifest, OutputsMismatch, read_whole_manifest
 from physedit.eval_hooks.picabench.generate import made_with
 from physedit.eval_hooks.picabench.inputs import INPUT_RULE, sizes_in_words
+from physedit.eval_hooks.picabench.manifest import Manifest, OutputsMismatch, read_whole_manifest
 from physedit.eval_hooks.picabench.subset import select
 
 # Raise it when the same settings would lead to other pictures, answers or numbers.

@@ -8,8 +8,9 @@ from tests.support.stand_ins import PaintingEditor, RedJudge, context_for
 from physedit.eval_hooks.files import DamagedFileError
 from physedit.eval_hooks.hook import EvalReport
 from physedit.eval_hooks.panel import choose_panel
-from physedit.eval_hooks.picabench.folder import read_manifest, read_meta_info
+from physedit.eval_hooks.picabench.folder import read_meta_info
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
+from physedit.eval_hooks.picabench.manifest import read_manifest
 from physedit.eval_hooks.report_file import load_report, report_keys
 
 Make = Callable[..., PicaBenchHook]

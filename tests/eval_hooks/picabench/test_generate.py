@@ -26,11 +26,12 @@ from physedit.eval_hooks.metrics.consistency import psnr_outside
 from physedit.eval_hooks.panel import choose_panel
 from physedit.eval_hooks.picabench import generate
 from physedit.eval_hooks.picabench.benchmark import load_benchmark
-from physedit.eval_hooks.picabench.folder import OutputsMismatch, read_manifest, read_meta_info
+from physedit.eval_hooks.picabench.folder import read_meta_info
 from physedit.eval_hooks.picabench.generate import item_generator
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.picabench.inputs import LONG_SIDE_PX, input_picture
 from physedit.eval_hooks.picabench.judging import judge_folder
+from physedit.eval_hooks.picabench.manifest import OutputsMismatch, read_manifest
 from physedit.eval_hooks.report import write_html_report
 from physedit.eval_hooks.report_file import load_report
 from physedit.models.flux_pipeline import load_pipeline

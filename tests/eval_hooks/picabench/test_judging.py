@@ -7,9 +7,9 @@ from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, read_
 from torch import Tensor
 
 from physedit.eval_hooks.judges.judge import JudgeQuestion, JudgeUnavailable, Verdict
-from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.picabench.judging import JudgeSettings, JudgingOutcome, count_verdicts, judge_folder
+from physedit.eval_hooks.picabench.manifest import OutputsMismatch
 from physedit.eval_hooks.picabench.measure import measure_folder, read_records
 
 

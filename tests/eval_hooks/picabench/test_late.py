@@ -10,8 +10,8 @@ from tests.support.stand_ins import PaintingEditor, RedJudge, context_for, read_
 
 from physedit.eval_hooks.hook import EvalReport, LateContext, LateHook
 from physedit.eval_hooks.judges.judge import JudgeQuestion, JudgeUnavailable, Verdict
-from physedit.eval_hooks.picabench.folder import OutputsMismatch
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
+from physedit.eval_hooks.picabench.manifest import OutputsMismatch
 
 Make = Callable[..., PicaBenchHook]
 STEP = 400
