@@ -9,6 +9,7 @@ PicaEval_consistency.py (edit areas).
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ _SIDES = ("x", "y", "width", "height")
 _BEYOND = 1e9
 """A length that no picture has."""
 _COLUMNS = ("question", "answer", "box")
+_NAME_BYTES = 255
+"""Longest name of a file on Linux's file systems."""
+VIZ_MODE = "crop_box_and_resize"
+"""What PicaEval_gpt.py shows of a picture by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,17 @@ def official_output(record: Mapping[str, object], folder: Path) -> str | None:
     return str(stripped) if (folder / stripped).exists() else raw
 
 
+def crop_name(place: int, group: str, place_in_group: int) -> str:
+    """Returns the name under which PicaEval_gpt.py saves the crop of a question.
+
+    Args:
+        place: of the item in the file.
+        group: of the question; ``annotated_qa`` where there are none.
+        place_in_group: of the question.
+    """
+    return f"{place:04d}_{group.replace(' ', '_').replace('QA', 'qa')}_{place_in_group:03d}_{VIZ_MODE}.jpg"
+
+
 def official_label(record: Mapping[str, object], key: str) -> str:
     """Returns a label as it comes out as a key of the published analysis."""
     value = record.get(key, "unknown")
@@ -141,9 +157,17 @@ def _question(pair: Mapping[str, object], group: str) -> Question:
         for name, value in (("question", text), ("answer", answer))
         if not isinstance(value, str)
     ]
-    # The group's name becomes part of a file name; a slash in it makes saving the crop fail.
-    box = None if "/" in group else _question_box(pair.get("box", {}))
+    box = _question_box(pair.get("box", {})) if _can_be_saved(group) else None
     return Question(_text(text), _text(answer), box, "; ".join(faults) or None)
+
+
+def _can_be_saved(group: str) -> bool:
+    """Tells whether a file can have the name of a crop, of which the group's name becomes a part."""
+    try:
+        name = os.fsencode(crop_name(0, group, 0))
+    except UnicodeEncodeError:  # half a character
+        return False
+    return len(name) <= _NAME_BYTES and not set(b"/\0") & set(name)
 
 
 def _text(value: object) -> str:

@@ -21,6 +21,7 @@ from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
 from physedit.eval_hooks.picabench.folder import EditedItem, read_all_items
 from physedit.eval_hooks.picabench.judging import ITEMS_FILE
 from physedit.eval_hooks.picabench.measure import measured_rows, reading_of
+from physedit.eval_hooks.picabench.official_annotations import VIZ_MODE, crop_name
 
 OUTPUT_FILE = "output.json"
 ADDED_KEYS = (
@@ -29,7 +30,6 @@ ADDED_KEYS = (
 """What the published script adds to a pair; values of an earlier run are replaced."""
 
 _PAIRS = "annotated_qa_pairs"
-_VIZ_MODE = "crop_box_and_resize"
 _GROUP_OF_A_LIST = "annotated_qa"
 _COLUMNS = ("question", "answer", "box")
 
@@ -87,10 +87,10 @@ class _Answered:
 
     def _visualization(self, question: Question, group: str, place_in_group: int) -> dict[str, object]:
         size = self.judged_size
-        if not isinstance(size, Sequence) or falls_back(int(size[0]), int(size[1]), question.box):
+        if not isinstance(size, Sequence) or falls_back(int(size[0]), int(size[1]), question.box) or question.fault:
             return {}
-        name = f"{self.place:04d}_{group.replace(' ', '_').replace('QA', 'qa')}_{place_in_group:03d}_{_VIZ_MODE}.jpg"
-        return {"visualization_path": f"visualization_annotated_qa_{_VIZ_MODE}/{name}", "viz_mode": _VIZ_MODE}
+        name = crop_name(self.place, group, place_in_group)
+        return {"visualization_path": f"visualization_annotated_qa_{VIZ_MODE}/{name}", "viz_mode": VIZ_MODE}
 
 
 def _with_answers(record: Mapping[str, object], answered: _Answered) -> dict[str, object]:

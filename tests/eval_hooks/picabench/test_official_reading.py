@@ -1,5 +1,6 @@
 """How ``meta_info.json`` of every shape is read: officially as the published scripts read it, strictly with a name."""
 
+import json
 import math
 from pathlib import Path
 
@@ -46,6 +47,10 @@ QUESTIONS: dict[str, tuple[object, list[Box | None]]] = {
     "list": ([pair("Yes"), {"question": "", "answer": "No"}], [Box(100, 50, 200, 160)]),
     "dict of lists": ({"A": [pair("Yes")], "B": [pair("No")]}, [Box(100, 50, 200, 160)] * 2),
     "slash in the group's name": ({"A/B": [pair("Yes")]}, [None]),
+    "group's name as long as a file's may be": ({"A" * 222: [pair("Yes")]}, [Box(100, 50, 200, 160)]),
+    "longer": ({"A" * 223: [pair("Yes")]}, [None]),
+    "zero byte in the group's name": ({"A\0": [pair("Yes")]}, [None]),
+    "half a character in the group's name": ({"A\ud83d": [pair("Yes")]}, [None]),
     "null": (None, []),
     "text": ("none", []),
     "no box": ([{"question": "Q", "answer": "Yes"}], [Box(0, 0, 0, 0)]),
@@ -71,6 +76,8 @@ def test_a_question_or_reference_that_is_no_text_is_wrong_and_not_sent(tmp_path:
     analysis = evaluate(tmp_path)["analysis"]
     assert (analysis["overall_accuracy"], analysis["qa_total"]) == (100.0 * (1 / 3), 3)
     assert [row["answer"] for row in read_items(tmp_path)] == ["Error", "Error", "Yes"]
+    (output,) = json.loads((tmp_path / "output.json").read_text())
+    assert ["visualization_path" in each for each in output["annotated_qa_pairs"]] == [False, False, True]
 
 
 def test_repeated_and_missing_indices_are_numbered_anew_officially_and_refused_strictly(tmp_path: Path) -> None:
