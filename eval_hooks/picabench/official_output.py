@@ -74,10 +74,11 @@ class _Answered:
         row = self.rows.get((self.item.index, number))
         if row is None or row["verdict"] == VerdictKind.UNSCORED.value:
             return {}
+        is_refused = row["verdict"] == VerdictKind.REFUSED.value  # has no text, and so nothing to explain
         added = {
             "model_answer": row.get("answer") or str(row["verdict"]).capitalize(),
-            "model_response": "" if row["verdict"] == VerdictKind.REFUSED.value else row["raw"],
-            "model_explanation": row["explanation"],
+            "model_response": "" if is_refused else row["raw"],
+            "model_explanation": "" if is_refused else row["explanation"],
             "is_correct": row["correct"],
             **self._visualization(self.item.questions[number], group, place_in_group),
         }

@@ -256,7 +256,9 @@ def test_a_refusal_has_no_words_in_the_published_form(outputs: Path, tmp_path: P
     with judge_server(always=Reply(refusal="I cannot.")) as server:
         assert verb(outputs, f"out={tmp_path / 'results'}", *judge_at(server)) == 0
     items = json.loads((tmp_path / "results" / "output.json").read_text())
-    assert {pair["model_response"] for item in items for pair in item["annotated_qa_pairs"]} == {""}
+    pairs = [pair for item in items for pair in item["annotated_qa_pairs"]]
+    said = ("model_answer", "model_response", "model_explanation", "is_correct")
+    assert {tuple(pair[key] for key in said) for pair in pairs} == {("Unknown", "", "", False)}
 
 
 def test_an_output_path_with_a_slash_at_its_end_has_no_psnr(outputs: Path, tmp_path: Path) -> None:
