@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
+from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
+from physedit.models.blocks import CompileBackend
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.flux_outline import checked_area, checked_tokens, flux_outline
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
@@ -25,7 +27,7 @@ from physedit.models.flux_text import FluxTextStates
 from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
 from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
-from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype, checked_steps
+from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
 from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
@@ -50,8 +52,9 @@ class FluxKontext:
         area_px: int = RELEASED_AREA_PX,
         encoders: Encoders = "resident",
         quantization: Quantization | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         compile_blocks: CompileBackend | None = None,
+        attention: str | None = None,
         train_guidance: float = 1.0,
         edit_guidance: float = 2.5,
         edit_steps: int = 28,
@@ -66,8 +69,9 @@ class FluxKontext:
             encoders: text encoders and VAE on the device (resident), there while they are used (offload), or without
                 text encoders (absent).
             quantization: of the transformer's linear layers; None keeps them in ``dtype``.
-            gradient_checkpointing: recompute each block in the backward pass.
+            gradient_checkpointing: recompute each block in the backward pass, or the first of every so many.
             compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
+            attention: the kernels of the transformer's attention; None for diffusers' own choice.
             train_guidance: the embedded guidance during training.
             edit_guidance: the embedded guidance of edits that ask for no other.
             edit_steps: the denoising steps of edits that ask for no other number.
@@ -80,7 +84,8 @@ class FluxKontext:
         self._train_guidance = checked_guidance("train_guidance", train_guidance)
         self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
         self._edit_steps = checked_steps(edit_steps)
-        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
+        check_attention(attention, dtype=dtype, has_masks=False)
+        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks, attention)
         self.check_weights(weights)
         check_quantization(quantization, weights)
         found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
@@ -107,7 +112,8 @@ class FluxKontext:
 
     @staticmethod
     def outline(settings: Mapping[str, object]) -> Outline:
-        """See ``flux_outline``."""
+        """See ``flux_outline``; blocks and attention that the constructor would refuse are refused too."""
+        check_blocks(settings, has_masks=False)
         return flux_outline(settings)
 
     @property

@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from physedit.models.attention import check_attention, set_attention
+from physedit.models.blocks import CompileBackend, blocks_of, checked_checkpointing, compile_blocks, recompute
 from physedit.models.encode_once import encoding_once
 from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
@@ -22,16 +23,11 @@ from physedit.models.weights import RANDOM_TINY, hash_modules, name_weights
 
 Encoders = Literal["resident", "offload", "absent"]
 """Where text encoders and VAE are: on the device, there while they are used, or (text encoders) not loaded at all."""
-CompileBackend = Literal["inductor", "aot_eager"]
-"""A backend of torch.compile: the one that generates code, or one that only traces, to tell their faults apart."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ENCODING_VERSION = 1
 """Raised when the same pictures and instructions would be encoded otherwise; encoded caches of before do not count."""
 MOST_STEPS = 1000
 """Source: ``num_train_timesteps`` of the released schedulers, diffusers."""
-_COMPILED_VARIANTS = 64
-"""torch's own limit of 8, beyond which blocks run uncompiled, is passed by training, evaluation with and without the
-adapter, each at two sizes and more, of blocks with unlike adapters."""
 _VAE = "vae"
 _FOLDER_LETTERS = 32
 _DENOISER = "transformer"
@@ -44,18 +40,22 @@ class MemorySettings:
     Attributes:
         encoders: where text encoders and VAE are.
         quantization: of the transformer's linear layers; None keeps them in the base's dtype.
-        gradient_checkpointing: recompute each block of the transformer in the backward pass.
+        gradient_checkpointing: whether the backward pass computes the transformer's blocks again, or n for the first
+            of every n of them.
         compile_blocks: the backend that the transformer's repeated blocks are compiled with; None leaves them as they
             are.
+        attention: the kernels of the transformer's attention, as ``check_attention`` took them; None for diffusers'
+            own choice.
 
     Raises:
-        ValueError: no such placement or backend, or a quantisation that cannot be compiled.
+        ValueError: no such placement, share of blocks or backend, or a quantisation that cannot be compiled.
     """
 
     encoders: Encoders
     quantization: Quantization | None
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int
     compile_blocks: CompileBackend | None
+    attention: str | None = None
 
     def __post_init__(self) -> None:
         if self.encoders not in get_args(Encoders):
@@ -67,6 +67,7 @@ class MemorySettings:
                 f"backbone.compile_blocks is '{self.compile_blocks}'; it must be null or one of "
                 f"{', '.join(get_args(CompileBackend))}."
             )
+        checked_checkpointing(self.gradient_checkpointing)
         check_compiling(self.quantization, self.compile_blocks)
 
 
@@ -100,12 +101,12 @@ class PipelineParts:
         if memory.encoders == "absent":
             for name in self.text_encoders:
                 setattr(pipeline, name, None)
-        if memory.gradient_checkpointing:
-            pipeline.transformer.enable_gradient_checkpointing(_checkpointed)
+        if every := checked_checkpointing(memory.gradient_checkpointing):
+            recompute(self.denoiser, blocks_of(self.denoiser)[::every])
+        if memory.attention is not None:
+            set_attention(self.denoiser, memory.attention)
         if memory.compile_blocks is not None:
-            pipeline.transformer.compile_repeated_blocks(
-                backend=memory.compile_blocks, recompile_limit=_COMPILED_VARIANTS
-            )
+            compile_blocks(self.denoiser, memory.compile_blocks)
 
     @property
     def text_encoders(self) -> tuple[str, ...]:
@@ -115,11 +116,12 @@ class PipelineParts:
     def fingerprint(self, *settings: object) -> str:
         """Returns a hash of the base: file contents or hub commit, component classes, dtype and ``settings``.
 
-        Quantisation and compilation count too, for they round otherwise; where the encoders are does not. The first
-        use reads all weight files of a local folder.
+        Quantisation, compilation and attention kernels count too, for they round otherwise; where the encoders are
+        does not. The first use reads all weight files of a local folder.
         """
         name = self._initial_hashes[0] if self._initial_hashes else name_weights(self._weights)
-        rounding = (self._memory.quantization, self._memory.compile_blocks)
+        kernels = () if self._memory.attention is None else (("attention", self._memory.attention),)
+        rounding = (self._memory.quantization, self._memory.compile_blocks, *kernels)
         return _hash(name, self._kinds, str(self.dtype), *rounding, *settings)
 
     def encoding_key(self, *settings: object) -> str:
@@ -250,6 +252,20 @@ def checked_dtype(dtype: str) -> torch.dtype:
     return DTYPES[dtype]
 
 
+def check_blocks(settings: Mapping[str, object], *, has_masks: bool) -> None:
+    """Verifies how the transformer's blocks are to run, without loading anything of the editor.
+
+    Args:
+        settings: the constructor's arguments by name; those that it has defaults for may be left out.
+        has_masks: see ``check_attention``.
+
+    Raises:
+        ValueError: a share of blocks to recompute that is none, or attention that this machine cannot run.
+    """
+    checked_checkpointing(settings.get("gradient_checkpointing", False))
+    check_attention(settings.get("attention"), dtype=str(settings.get("dtype")), has_masks=has_masks)
+
+
 def checked_steps(edit_steps: object) -> int:
     """Returns the denoising steps of edits that ask for no other number.
 
@@ -276,11 +292,3 @@ def _hash_random(pipeline: Any) -> tuple[str, str]:
 
 def _hash(*content: object) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
-
-
-def _checkpointed(block: nn.Module, *inputs: Any) -> Any:  # what a block takes and returns is its own
-    """Calls ``block``, whose inner values the backward pass computes again.
-
-    The re-entrant form gives no gradient to adapters in a frozen base: their block's inputs need none.
-    """
-    return checkpoint(block, *inputs, use_reentrant=False)

@@ -21,20 +21,22 @@ def items_at_once(num_items: int, max_sources: int) -> list[slice]:
 def draw(
     pipeline: Any,  # of diffusers, which has no types
     given: Sequence[Sequence[Tensor]],
-    text: Mapping[str, Tensor],
+    texts: Sequence[Mapping[str, Tensor]],
     generators: Sequence[torch.Generator],
     *,
+    together: Sequence[slice],
     size: tuple[int, int],
     num_steps: int,
     guidance: float,
 ) -> Tensor:
-    """Returns the edits of some items, uint8 ``[B, 3, h, w]`` on the CPU.
+    """Returns the edits, uint8 ``[B, 3, h, w]`` on the CPU.
 
     Args:
         pipeline: within ``working_at`` and ``PipelineParts.editing_with``.
         given: of each item its source and further references, uint8 ``[3, H, W]``.
-        text: what the pipeline takes in place of prompts.
+        texts: of the items of each of ``together``, what the pipeline takes in place of prompts.
         generators: one CPU generator an item.
+        together: which items are drawn at once; see ``items_at_once``.
         size: height and width of the edits.
         num_steps: denoising steps.
         guidance: the true guidance.
@@ -43,14 +45,17 @@ def draw(
         NotFiniteEditError: an edit is no picture.
     """
     height, width = size
-    pictures: Tensor = pipeline(
-        image=[as_image(picture) for pictures in given for picture in pictures],
-        height=height,
-        width=width,
-        num_inference_steps=num_steps,
-        true_cfg_scale=guidance,
-        generator=list(generators),
-        output_type="pt",
-        **text,
-    ).images
-    return as_bytes(pictures)
+    edited = []
+    for items, text in zip(together, texts, strict=True):
+        pictures: Tensor = pipeline(
+            image=[as_image(picture) for pictures in given[items] for picture in pictures],
+            height=height,
+            width=width,
+            num_inference_steps=num_steps,
+            true_cfg_scale=guidance,
+            generator=list(generators[items]),
+            output_type="pt",
+            **text,
+        ).images
+        edited.append(as_bytes(pictures))
+    return torch.cat(edited)

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from physedit.data_loaders.geometry import as_image, resized
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
+from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
+from physedit.models.blocks import CompileBackend
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.latents import changed_share, pack, pipeline_time, unpack
 from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
-from physedit.models.parts import CompileBackend, Encoders, MemorySettings, PipelineParts, checked_dtype, checked_steps
+from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
 from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
@@ -61,8 +63,9 @@ class QwenImageEdit:
         vision_area_px: int | None = None,
         encoders: Encoders = "resident",
         quantization: Quantization | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         compile_blocks: CompileBackend | None = None,
+        attention: str | None = None,
         edit_guidance: float = 4.0,
         edit_steps: int = 50,
         negative_prompt: str = " ",
@@ -79,8 +82,9 @@ class QwenImageEdit:
             encoders: text encoder and VAE on the device (resident), there while they are used (offload), or without
                 text encoder (absent).
             quantization: of the transformer's linear layers; None keeps them in ``dtype``.
-            gradient_checkpointing: recompute each block in the backward pass.
+            gradient_checkpointing: recompute each block in the backward pass, or the first of every so many.
             compile_blocks: the backend of torch.compile for the transformer's blocks; None compiles nothing.
+            attention: the kernels of the transformer's attention; None for diffusers' own choice.
             edit_guidance: the true guidance of edits that ask for no other.
             edit_steps: the denoising steps of edits that ask for no other number.
             negative_prompt: what an edit with guidance above 1 is led away from, seen with the same pictures.
@@ -95,7 +99,8 @@ class QwenImageEdit:
         self._negative_prompt = negative_prompt
         found = found_weights(weights, pipeline)
         check_quantization(quantization, weights)
-        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks)
+        check_attention(attention, dtype=dtype, has_masks=True)
+        memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks, attention)
         left_out = {"text_encoder": None} if encoders == "absent" else {}
         self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out, quantization)
         self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
@@ -119,7 +124,8 @@ class QwenImageEdit:
 
     @staticmethod
     def outline(settings: Mapping[str, object]) -> Outline:
-        """See ``qwen_outline``."""
+        """See ``qwen_outline``; blocks and attention that the constructor would refuse are refused too."""
+        check_blocks(settings, has_masks=True)
         return qwen_outline(settings)
 
     @property
@@ -303,21 +309,17 @@ class QwenImageEdit:
         check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
         size = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
-        parts = items_at_once(len(given), self._max_sources)
+        together = items_at_once(len(given), self._max_sources)
         with self._parts.encoding():
-            texts = [self._edit_text(given[part], instructions[part], guidance) for part in parts]
+            texts = [self._edit_text(given[items], instructions[items], guidance) for items in together]
         with (
             self._parts.editing_with(denoiser, self._latent_memo),
             working_at(self._pipeline, self._area_px, self._vision_area_px),
         ):
-            edited = [
-                draw(
-                    self._pipeline, given[part], text, generators[part],
-                    size=size, num_steps=num_steps, guidance=guidance,
-                )
-                for part, text in zip(parts, texts, strict=True)
-            ]  # fmt: skip
-        return torch.cat(edited)
+            return draw(
+                self._pipeline, given, texts, generators,
+                together=together, size=size, num_steps=num_steps, guidance=guidance,
+            )  # fmt: skip
 
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
         """Writes ``pytorch_lora_weights.safetensors`` in float32, with the format as its metadata.

@@ -1,33 +1,27 @@
 """What one training step of an editor keeps and computes, traced operator by operator on the meta device.
 
-Equal blocks that follow each other take the same, so of a row of them three are traced, and the one in the middle
-counts for all between the first and the last.
+Only a few blocks of the denoiser are traced, which stand for the others; see ``shallow``.
 
 Shape legend: B batch, C latent channels, h w latent cells, T text tokens, D width.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from physedit.models.blocks import checked_checkpointing
 from physedit.models.estimating.architectures import Architecture
+from physedit.models.estimating.shallow import Group, shallow
 from physedit.models.estimating.tracker import LiveBytes, fused_attention
 from physedit.models.latents import pack, token_positions, unpack
 from physedit.models.lora import LoraSettings
 from physedit.models.lora_targets import matching_layers
-from physedit.models.parts import _checkpointed
 from physedit.models.sizes import PictureSizes
-
-_BLOCKS: Mapping[str, str] = {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
-"""The denoisers' lists of blocks, and what their config calls the length."""
-_TRACED = 3
-"""Of a row of equal blocks: the first, one for all between, the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,7 @@ class Workload:
         text_tokens: of an instruction, with the pictures that the text encoder sees.
         has_mask: the instructions of a micro batch are unlike in length, and the denoiser is told.
         dtype: of the base.
-        gradient_checkpointing: blocks are computed again in the backward pass.
+        gradient_checkpointing: blocks are computed again in the backward pass; or n, the first of every n of them.
         gradients_wait: gradients of the adapter lie there before the step, from a micro batch before.
     """
 
@@ -51,7 +45,7 @@ class Workload:
     text_tokens: int
     has_mask: bool
     dtype: torch.dtype
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int
     gradients_wait: bool
 
 
@@ -102,18 +96,6 @@ class _Segment:
     slow_flops: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    """A shallow denoiser with its adapter, and for each of its blocks how many of the whole it stands for."""
-
-    denoiser: nn.Module
-    counts: tuple[int, ...]
-
-    @property
-    def blocks(self) -> list[nn.Module]:
-        return [block for name in _BLOCKS for block in getattr(self.denoiser, name, ())]
-
-
 def count_adapter(denoiser: nn.Module, targets: Sequence[str], settings: LoraSettings) -> AdapterCount:
     """Returns the size of the adapter that ``lora.add_adapter`` would add.
 
@@ -136,11 +118,10 @@ def trace_step(
     """Returns what a micro batch takes, from conditioning that is there to the adapter's gradients.
 
     Raises:
-        ValueError: a target that matches no linear layer.
+        ValueError: a target that matches no linear layer, or a share of blocks to recompute that is none.
     """
-    traced = _shallow(architecture.denoiser, targets, settings, workload.dtype)
-    if workload.gradient_checkpointing:
-        traced.denoiser.enable_gradient_checkpointing(_checkpointed)  # type: ignore[operator]
+    every = checked_checkpointing(workload.gradient_checkpointing)
+    traced = shallow(architecture.denoiser, targets, settings, workload.dtype, every=every)
     trainable = [each for each in traced.denoiser.parameters() if each.requires_grad]
     if workload.gradients_wait:
         for each in trainable:
@@ -148,26 +129,26 @@ def trace_step(
     counter = LiveBytes()
     counter.leave_out(_resting(traced.denoiser))
     counter.leave_out(each.grad for each in trainable if each.grad is not None)
-    marks = _Marks(counter, traced.blocks)
+    marks = _Marks(counter, traced.groups)
     with fused_attention(counter), counter:
         loss, num_tokens = _loss(architecture, traced.denoiser, workload)
         marks.end_forward()
         loss.backward()  # type: ignore[no-untyped-call]
-    return _composed(marks, traced.counts, num_tokens)
+    return _composed(marks, [group.count for group in traced.groups], num_tokens)
 
 
 class _Marks:
-    """Where in the timeline each block begins, forward and backward."""
+    """Where in the timeline each group of blocks begins, forward and backward."""
 
-    def __init__(self, counter: LiveBytes, blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, counter: LiveBytes, groups: Sequence[Group]) -> None:
         self.counter = counter
         self.forward: list[_Mark] = []
         self.backward: dict[int, _Mark] = {}
         self.loss = _Mark(0, 0, 0)
         self._is_forward = True
-        for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(self._begin)
-            block.register_forward_hook(partial(self._watch, number))
+        for number, group in enumerate(groups):
+            group.blocks[0].register_forward_pre_hook(self._begin)
+            group.blocks[-1].register_forward_hook(partial(self._watch, number))
 
     def here(self) -> _Mark:
         return _Mark(len(self.counter.timeline), self.counter.flops, self.counter.slow_flops)
@@ -190,7 +171,7 @@ class _Marks:
 
 
 def _composed(marks: _Marks, counts: Sequence[int], num_tokens: int) -> StepCost:
-    """Puts the whole timeline together, each block as often as it counts."""
+    """Puts the whole timeline together, each group of blocks as often as it counts."""
     reached = sorted(marks.backward, reverse=True)
     forward = [_Mark(0, 0, 0), *marks.forward, marks.loss]
     backward = [marks.loss, *(marks.backward[number] for number in reached), marks.here()]
@@ -278,60 +259,3 @@ def _inputs(
         "img_ids": token_positions(noisy, sources[0], workload.dtype),
         "joint_attention_kwargs": {},
     }
-
-
-def _shallow(denoiser: nn.Module, targets: Sequence[str], settings: LoraSettings, dtype: torch.dtype) -> _Traced:
-    """Builds a denoiser of as few blocks as tell of all, with the adapter."""
-    from peft import LoraConfig
-
-    kind, config = type(denoiser), dict(denoiser.config)  # type: ignore[arg-type]
-    # diffusers takes no value of those that it notes as defaults.
-    config.pop("_use_default_values", None)
-    adapted = matching_layers(denoiser, targets)
-    wanted = [name for name in adapted if not name.startswith(tuple(f"{group}." for group in _BLOCKS))]
-    counts: list[int] = []
-    for group, length in _BLOCKS.items():
-        blocks = getattr(denoiser, group, None)
-        if blocks is None:
-            continue
-        chosen = _representatives([_layers_of(adapted, group, number) for number in range(len(blocks))])
-        config[length] = len(chosen)
-        for number, (block, count) in enumerate(chosen):
-            counts.append(count)
-            wanted += [f"{group}.{number}.{layer}" for layer in _layers_of(adapted, group, block)]
-    with torch.device("meta"):
-        shallow: Any = kind.from_config(config)  # type: ignore[attr-defined]
-        nn.Module.to(shallow, dtype)
-        shallow.requires_grad_(False)
-        lora = LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            lora_dropout=settings.dropout,
-            use_dora=settings.use_dora,
-            use_rslora=settings.use_rslora,
-            target_modules="|".join(map(re.escape, wanted)),
-        )
-        shallow.add_adapter(lora)
-    for name, parameter in shallow.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
-            parameter.requires_grad_(True)
-    return _Traced(shallow.train(), tuple(counts))
-
-
-def _layers_of(adapted: Sequence[str], group: str, number: int) -> tuple[str, ...]:
-    """Returns the names of the adapted layers of one block, within it."""
-    head = f"{group}.{number}."
-    return tuple(name.removeprefix(head) for name in adapted if name.startswith(head))
-
-
-def _representatives(signatures: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
-    """Returns blocks to trace and how many each stands for: of a row of equal ones the first, a middle, the last."""
-    chosen: list[tuple[int, int]] = []
-    for _, row in groupby(range(len(signatures)), key=signatures.__getitem__):
-        numbers = list(row)
-        if len(numbers) <= _TRACED:
-            chosen += [(number, 1) for number in numbers]
-        else:
-            chosen += [(numbers[0], 1), (numbers[1], len(numbers) - 2), (numbers[-1], 1)]
-    return chosen

@@ -9,7 +9,7 @@ import torch
 from tests.support.memory_editors import EDITORS, Editor, batch_of, edit, gradients, velocity, with_adapter
 from torch import Tensor
 
-from physedit.models import parts
+from physedit.models import blocks
 from physedit.models.lora import without_adapter
 
 # Relative to the largest value. No difference was seen; another processor may order the sums of traced code otherwise.
@@ -25,13 +25,13 @@ def name(request: pytest.FixtureRequest) -> str:
 def checkpoint_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Within the context the form of every checkpoint is noted: whether it is re-entrant."""
     calls: list[bool] = []
-    checkpoint = parts.checkpoint
+    checkpoint = blocks.checkpoint
 
     def noted(function: Any, *inputs: Any, use_reentrant: bool) -> Any:
         calls.append(use_reentrant)
         return checkpoint(function, *inputs, use_reentrant=use_reentrant)
 
-    monkeypatch.setattr(parts, "checkpoint", noted)
+    monkeypatch.setattr(blocks, "checkpoint", noted)
     yield calls
 
 
