@@ -1,11 +1,11 @@
 """Measures checkpoints under each engine: size, seconds to save, seconds to resume.
 
-    python benchmarks/checkpoints.py /tmp/checkpoints [--rank 2048]
+    python benchmarks/checkpoints.py [/tmp/checkpoints] [--rank 2048]
 
 One process, then two with DDP, then two with ZeRO-1, 2 and 3, on the CPU over gloo; the tiny FLUX with random weights
 and an adapter of ``--rank``, whose size is what matters here. Prints a line of JSON per engine: bytes of the checkpoint
 over bytes of the adapter (float32), and the median of five saves (gather, write, sync, hash) and of five resumes (read,
-check the hashes, put back).
+check the hashes, put back). Without a folder everything goes to a temporary one.
 """
 
 import argparse
@@ -14,9 +14,16 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.results import Result, add_json_option, report
+
+if TYPE_CHECKING:
+    from physedit.train.sft import Team
 
 NUM_TIMES = 5
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,22 +35,47 @@ ZERO = ("launch", "--config_file", "launch/accelerate/cpu_zero2.yaml", "--main_p
 def main() -> None:
     """Starts a process or a launch for each engine."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--rank", type=int, default=2048)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    add_json_option(parser)
     asked = parser.parse_args()
     if asked.worker:
         measure_all(asked.folder, asked.rank)
         return
+    with tempfile.TemporaryDirectory() as temporary:
+        lines = launch_all((asked.folder or Path(temporary)).absolute(), asked.rank)
+    report([result for line in lines for result in results_of(line)], asked.json)
+
+
+def launch_all(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Measures every engine, and returns the lines that were printed."""
     accelerate = str(Path(sys.executable).parent / "accelerate")
-    arguments = [str(Path(__file__).resolve()), str(asked.folder.absolute()), "--rank", str(asked.rank), "--worker"]
+    arguments = [str(Path(__file__).resolve()), str(folder), "--rank", str(rank), "--worker"]
     common = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    lines: list[dict[str, Any]] = []
     for command, more in (
         ([sys.executable], {}),
         ([accelerate, *DDP], {"ACCELERATE_USE_CPU": "true"}),
         ([accelerate, *ZERO], {"DS_ACCELERATOR": "cpu", "ACCELERATE_TORCH_DEVICE": "cpu"}),
     ):
-        subprocess.run([*command, *arguments], env=common | more, cwd=ROOT, check=True)
+        done = subprocess.run(
+            [*command, *arguments], env=common | more, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        )
+        for text in done.stdout.splitlines():
+            print(text, flush=True)
+            lines += [json.loads(text)] if text.startswith('{"engine"') else []
+    return lines
+
+
+def results_of(line: dict[str, Any]) -> list[Result]:
+    """Returns what was measured of an engine."""
+    name, adapter = line["engine"], f"{line['adapter_mb']} MB adapter"
+    return [
+        Result(f"checkpoint over adapter, {name}, {adapter}", line["size_over_adapter"], "times", "<= 3.1"),
+        Result(f"saving, {name}", line["save_s"], "s", "", f"median of {NUM_TIMES}"),
+        Result(f"resuming, {name}", line["resume_s"], "s", "", f"median of {NUM_TIMES}"),
+    ]
 
 
 def measure_all(folder: Path, rank: int) -> None:
@@ -67,13 +99,13 @@ def measure_all(folder: Path, rank: int) -> None:
     team.processes.close()
 
 
-def measure(config, team, folder: Path) -> None:  # type: ignore[no-untyped-def] - imported late
+def measure(config: Any, team: "Team", folder: Path) -> None:
     """Trains a step, then saves and resumes."""
     from physedit.data_loaders.loader import Share
     from physedit.train import sft
     from physedit.train.assemble import add_lora, build_checked, write_scenes
     from physedit.train.checkpoint import CheckpointStore, Snapshot
-    from physedit.train.loop import accumulate, update
+    from physedit.train.loop import accumulate
     from physedit.train.order import build_plan
     from physedit.train.rules import batches_per_step
     from physedit.train.state import Progress
@@ -88,7 +120,8 @@ def measure(config, team, folder: Path) -> None:  # type: ignore[no-untyped-def]
     share = Share(int(config.micro_batch), batches_per_step(config, world), accelerator.process_index, world)
     plan = build_plan(config, processes, backbone, dataset)
     trainer = sft.build_trainer(config, team, backbone, dataset, plan=plan, share=share)
-    update(trainer, accumulate(trainer, trainer.batches(0)), 1)
+    accumulate(trainer, trainer.batches(0))
+    trainer.engine.step()
     facts = trainer.engine.facts()
     name = f"zero{facts.zero_stage}x{world}" if facts.zero_stage else "single" if world == 1 else f"ddp{world}"
     store = CheckpointStore(folder / name, backbone, adapter_format, "seed: 0\n")

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import Result, add_json_option, report
+
 LAW_POINTS = 0.25
 PHYSICS_POINTS, PHYSICS_LOW = 0.55, 0.45
 SEMANTIC_LOSS = 0.03
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--stop-at", type=int)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--backbone", choices=EXPERIMENTS, default="flux_kontext")
+    add_json_option(parser)
     parser.add_argument("--keep", type=Path, help="keep the run folders here instead of a temporary folder")
     arguments = parser.parse_args()
     overrides = [f"experiment={EXPERIMENTS[arguments.backbone]}", "run_name=demo"]
@@ -43,7 +46,8 @@ def main() -> int:
         root = arguments.keep or Path(temporary)
         first = root / "first"
         seconds = run_demo(first, overrides)
-        broken = promises_broken(json.loads((first / "demo" / "summary.json").read_text()))
+        summary = json.loads((first / "demo" / "summary.json").read_text())
+        broken = promises_broken(summary)
         print(f"demo: {seconds:.0f} s without installation")
         if arguments.twice or arguments.stop_at:
             second = root / "second"
@@ -53,6 +57,7 @@ def main() -> int:
             broken += differences(first / "demo", second / "demo")
     for line in broken:
         print(f"BROKEN: {line}")
+    report([*results_of(summary, seconds), Result("promises broken", len(broken), "", "== 0")], arguments.json)
     print("every promise is kept" if not broken else f"{len(broken)} broken")
     return 1 if broken else 0
 
@@ -109,6 +114,24 @@ def promises_broken(summary: dict[str, Any]) -> list[str]:
     if psnr["tuned"] < PSNR_DB:
         broken.append(f"PSNR outside the edit is {psnr['tuned']:.2f} dB, below {PSNR_DB}")
     return broken
+
+
+def results_of(summary: dict[str, Any], seconds: float) -> list[Result]:
+    """Returns the figures that the promises are about."""
+    metrics = summary["newest"]["metrics"]
+    physics, semantic, psnr = (metrics[f"scenes/{name}"] for name in ("physics_acc", "semantic_acc", "psnr"))
+    low, high = (100 * bound for bound in physics["ci95"])
+    laws = [entry["change"] for key, entry in metrics.items() if key.startswith("scenes/physics_acc/")]
+    interval = f"95 % interval {low:+.1f} to {high:+.1f}"
+    return [
+        Result("the demo without installation", seconds, "s"),
+        Result(
+            "change of physics accuracy", 100 * physics["change"], "points", f">= {100 * PHYSICS_POINTS:g}", interval
+        ),
+        Result("least change of a law", 100 * min(laws), "points", f">= {100 * LAW_POINTS:g}"),
+        Result("change of semantic accuracy", 100 * semantic["change"], "points", f">= {-100 * SEMANTIC_LOSS:g}"),
+        Result("PSNR outside the edit", psnr["tuned"], "dB", f">= {PSNR_DB:g}"),
+    ]
 
 
 def differences(first: Path, second: Path) -> list[str]:

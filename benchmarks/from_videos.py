@@ -1,16 +1,17 @@
 """What examining a video costs, and what its frames cost as JPEG and as PNG.
 
-.venv/bin/python benchmarks/from_videos.py VIDEO...
+python -m benchmarks.from_videos VIDEO...
 """
 
+import argparse
 import io
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.videos.choose import ChoiceSettings
 from physedit.data_loaders.videos.decode import Frame, read_frames
@@ -18,15 +19,22 @@ from physedit.data_loaders.videos.examine import Examination, PairKind, PictureF
 from physedit.data_loaders.videos.sources import find_sources
 
 
-def main(paths: list[Path]) -> None:
+def main() -> None:
     """Prints one line about each video."""
-    for video in find_sources(paths, None, "").videos:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("videos", type=Path, nargs="+", metavar="VIDEO")
+    add_json_option(parser)
+    asked = parser.parse_args()
+    results = []
+    for video in find_sources(asked.videos, None, "").videos:
         started = time.perf_counter()
         found = examine(Examination(video, PairKind.MOTION, ChoiceSettings(), min_side_px=1))
         took_s = time.perf_counter() - started
         frame = last_of(video.path)
         pairs = [(pair.source_frame, pair.target_frame) for clip in found.clips for pair in clip.pairs]
         print(f"{video.name}: {frame.time_s:.1f} s examined in {took_s:.1f} s, pairs {pairs}; {costs_of(frame)}")
+        results.append(Result(f"examining {frame.time_s:.1f} s of {video.name}", took_s, "s"))
+    report(results, asked.json)
 
 
 def last_of(path: Path) -> Frame:
@@ -44,4 +52,4 @@ def costs_of(frame: Frame) -> str:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    main()

@@ -1,10 +1,11 @@
 """Kills a random process of a two-process run at random moments, and compares what it ends with.
 
-    python benchmarks/kills.py runs/kills --kills 20
+    python benchmarks/kills.py [runs/kills] --kills 20
 
 It trains a run of the smoke experiment without interruption, then another one that is started again after each kill.
 Prints one line of JSON per kill (which process, at which step, how long the others took to end) and whether the two
 adapters are equal to the last bit. CPU only, DDP over gloo; about half a minute a kill.
+Without a folder the runs go to a temporary one.
 """
 
 import argparse
@@ -15,9 +16,12 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.results import Result, add_json_option, report
 
 LAUNCH = (
     "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
@@ -43,23 +47,39 @@ class Launch:
 def main() -> None:
     """Runs both and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("root", type=Path)
+    parser.add_argument("root", type=Path, nargs="?", help="must not be there")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=600)
+    add_json_option(parser)
     asked = parser.parse_args()
-    root, draws = asked.root.absolute(), random.Random(asked.seed)
-    root.mkdir(parents=True)
-    whole = _start(root, "whole", asked.num_steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = (asked.root or Path(temporary) / "kills").absolute()
+        root.mkdir(parents=True)
+        longest, equal = _kill_often(root, asked.num_steps, asked.kills, random.Random(asked.seed))
+    sys.stdout.write(json.dumps({"kills": asked.kills, "equal": equal, "longest_end_s": round(longest, 1)}) + "\n")
+    ended, differing = (
+        f"the others' end, longest of {asked.kills} kills",
+        f"adapters that differ after {asked.kills} kills",
+    )
+    results = [
+        Result(ended, longest, "s", f"<= {SECONDS_TO_END:g}"),
+        Result(differing, int(not equal), "", "== 0"),
+    ]
+    report(results, asked.json)
+    sys.exit(0 if equal else 1)
+
+
+def _kill_often(root: Path, num_steps: int, kills: int, draws: random.Random) -> tuple[float, bool]:
+    """Returns the longest time that a killed run took to end, and whether both runs end with the same adapter."""
+    whole = _start(root, "whole", num_steps)
     assert whole.process.wait() == 0, "the uninterrupted run failed"
     longest = 0.0
-    for number in range(asked.kills):
-        seconds = _kill_once(root, "killed", asked.num_steps, draws, number)
+    for number in range(kills):
+        seconds = _kill_once(root, "killed", num_steps, draws, number)
         longest = max(longest, seconds)
-    assert _start(root, "killed", asked.num_steps).process.wait() == 0, "the last start failed"
-    equal = _adapter(root / "whole", asked.num_steps) == _adapter(root / "killed", asked.num_steps)
-    sys.stdout.write(json.dumps({"kills": asked.kills, "equal": equal, "longest_end_s": round(longest, 1)}) + "\n")
-    sys.exit(0 if equal else 1)
+    assert _start(root, "killed", num_steps).process.wait() == 0, "the last start failed"
+    return longest, _adapter(root / "whole", num_steps) == _adapter(root / "killed", num_steps)
 
 
 def _kill_once(root: Path, name: str, num_steps: int, draws: random.Random, number: int) -> float:

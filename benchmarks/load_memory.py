@@ -8,6 +8,7 @@ own. Linux alone.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.models import random_tiny
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.flux_pipeline import load_pipeline
@@ -31,10 +33,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="measure one load of this folder, in this process")
     parser.add_argument("--dtype", default="bfloat16")
+    add_json_option(parser)
     arguments = parser.parse_args()
     if arguments.folder:
-        measure(arguments.folder, arguments.dtype)
+        measured = measure(arguments.folder, arguments.dtype)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(measured), encoding="utf-8")
         return 0
+    results = []
     print("stored    loaded     weights      peak of all  own pages  files' pages  in the end")
     with tempfile.TemporaryDirectory() as work:
         for stored, loaded in (("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float32")):
@@ -42,7 +48,13 @@ def main() -> int:
             if not folder.exists():
                 write_pipeline(folder, getattr(torch, stored))
             print(f"{stored:9} {loaded:9}", end=" ", flush=True)
-            subprocess.run([sys.executable, __file__, "--folder", str(folder), "--dtype", loaded], check=True)
+            found = Path(work) / "found.json"
+            command = [sys.executable, __file__, "--folder", str(folder), "--dtype", loaded, "--json", str(found)]
+            subprocess.run(command, check=True)
+            own, peak = json.loads(found.read_text(encoding="utf-8"))
+            what = f"over weights, stored in {stored}, loaded in {loaded}"
+            results += [Result(f"own memory {what}", own, "times"), Result(f"memory with files' {what}", peak, "times")]
+    report(results, arguments.json)
     return 0
 
 
@@ -54,8 +66,11 @@ def write_pipeline(folder: Path, dtype: torch.dtype) -> None:
     pipeline.save_pretrained(folder, max_shard_size=SHARD)
 
 
-def measure(folder: str, dtype: str) -> None:
-    """Prints what the load of ``folder`` in this process takes beyond what the process had before."""
+def measure(folder: str, dtype: str) -> tuple[float, float]:
+    """Prints what the load of ``folder`` in this process takes beyond what the process had before.
+
+    Returns the most of the process's own memory and of all its memory, over the weights.
+    """
     # Everything that the first load imports and keeps is in place before.
     FluxKontext(weights="toy", dtype="float32", max_text_tokens=24, area_px=4096)
     before = memory_kib()
@@ -70,14 +85,16 @@ def measure(folder: str, dtype: str) -> None:
     def shown(kib: int) -> str:
         return f"{1024 * kib / MIB:5.0f} MiB {1024 * kib / weights:4.2f}x"
 
+    peak_kib, own_kib = after["VmHWM"] - before["VmRSS"], sampler.most["RssAnon"] - before["RssAnon"]
     print(
         f"{weights / MIB:5.0f} MiB",
-        shown(after["VmHWM"] - before["VmRSS"]),
-        shown(sampler.most["RssAnon"] - before["RssAnon"]),
+        shown(peak_kib),
+        shown(own_kib),
         shown(sampler.most["RssFile"] - before["RssFile"]),
         shown(after["VmRSS"] - before["VmRSS"]),
         sep="  ",
     )
+    return 1024 * own_kib / weights, 1024 * peak_kib / weights
 
 
 def read(weight: torch.Tensor) -> int:

@@ -17,6 +17,9 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Result, add_json_option, report, spread_of
 
 NUM_WORKERS = 2
 MICRO_BATCH = 4
@@ -27,6 +30,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
+    add_json_option(parser)
     arguments = parser.parse_args()
     import torch
 
@@ -34,11 +38,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = str(Path(folder) / "arrow_cache")
         write_set(Path(folder), arguments.rows)
-        measure(Path(folder), arguments.rows * arguments.epochs, arguments.rounds)
+        report(measure(Path(folder), arguments.rows * arguments.epochs, arguments.rounds), arguments.json)
 
 
-def measure(folder: Path, num_samples: int, num_rounds: int) -> None:
-    """Prints pairs a second of both, and the median of the rounds' ratios."""
+def measure(folder: Path, num_samples: int, num_rounds: int) -> list[Result]:
+    """Prints pairs a second of both, and returns the medians of the rounds' ratios."""
     from physedit.data_loaders.buckets import find_buckets
     from physedit.data_loaders.loader import Share, TrainingBatches
     from physedit.data_loaders.mixture import members_of
@@ -77,6 +81,12 @@ def measure(folder: Path, num_samples: int, num_rounds: int) -> None:
         f"median ratio {statistics.median(ratios):.3f}, of CPU time {statistics.median(cpu_ratios):.3f} "
         f"(at least 0.9 is promised)"
     )
+    what, spread = "loader over decoding alone, 2 workers", spread_of(ratios, "rounds")
+    cpu_spread = spread_of(cpu_ratios, "rounds")
+    return [
+        Result(f"{what}, pairs a second", statistics.median(ratios), "times", ">= 0.9", spread),
+        Result(f"{what}, pairs a second of CPU time", statistics.median(cpu_ratios), "times", ">= 0.9", cpu_spread),
+    ]
 
 
 def _cpu_s() -> float:
@@ -102,7 +112,7 @@ def decode_alone(dataset: object, plan: object, num_samples: int) -> float:
     return seconds
 
 
-def _decode(dataset, plan, positions: range) -> None:  # type: ignore[no-untyped-def]
+def _decode(dataset: Any, plan: Any, positions: range) -> None:
     for position in positions:
         slot = plan.at(position)
         dataset.sample(slot.row, slot.level)
@@ -116,7 +126,7 @@ def write_set(folder: Path, num_rows: int) -> None:
     from pyarrow import parquet
 
     rng = np.random.default_rng(0)
-    pictures = []
+    pictures: list[dict[str, Any]] = []
     for _ in range(20):
         coarse = Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).resize((1024, 768))
         pixels = np.asarray(coarse).astype(np.int16) + rng.integers(-12, 13, (768, 1024, 3))
@@ -124,7 +134,8 @@ def write_set(folder: Path, num_rows: int) -> None:
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
         pictures.append({"bytes": stream.getvalue(), "path": None})
     print(f"{num_rows} rows of two pictures of {len(pictures[0]['bytes']) / 1024:.0f} KiB")
-    table = {f"{level}_prompt": [f"{level} {i}" for i in range(num_rows)] for level in ("superficial", "intermediate")}
+    table: dict[str, list[Any]] = {}
+    table |= {f"{level}_prompt": [f"{level} {i}" for i in range(num_rows)] for level in ("superficial", "intermediate")}
     table |= {"explicit_prompt": [f"explicit {i}" for i in range(num_rows)]}
     table |= {"law": ["Reflection"] * num_rows, "op": ["add"] * num_rows}
     table |= {"src_img": [pictures[i % 20] for i in range(num_rows)]}

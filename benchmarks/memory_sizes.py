@@ -1,8 +1,9 @@
 """Computes what the parts of the released models take, from their parameter counts: arithmetic, nothing is run.
 
-.venv/bin/python benchmarks/memory_sizes.py            no weights are needed; the models are built without memory
+python -m benchmarks.memory_sizes            no weights are needed; the models are built without memory
 """
 
+import argparse
 import sys
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from transformers import (
     T5EncoderModel,
 )
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.models.flux_pipeline import LORA_PRESETS
 from physedit.models.lora_targets import matching_layers
 from physedit.models.qwen_presets import lora_presets
@@ -26,6 +28,8 @@ GIB = 2**30
 RANK = 16
 BITS = {"bfloat16": 16.0, "8 bits": 8.0, "bnb_nf4": 4 + 8 / 64 + 32 / (64 * 256)}
 """Bits a weight of a linear layer. NF4 has an 8-bit scale for 64 weights and a float32 one for 256 scales."""
+PUBLISHED = {"FLUX.1-Kontext-dev": 11_901_408_320, "Qwen-Image-Edit": 20_430_401_088}
+"""Parameters of the transformers. Source: the headers of the models' safetensors files on the hub."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Model:
 
 def main() -> int:
     """Prints one line a part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_json_option(parser)
+    asked = parser.parse_args()
+    results = []
     for model in (flux(), qwen()):
         print(model.name)
         for bits in BITS:
@@ -50,6 +58,15 @@ def main() -> int:
         adapter = num_adapter_parameters(model)
         # float32: the weights, their gradients and AdamW's two averages.
         print(f"  attention_mlp, rank {RANK}: {adapter / 1e6:.1f} M parameters, {16 * adapter / GIB:.2f} GiB to train")
+        results.append(
+            Result(
+                f"parameters of {model.name}'s transformer",
+                num_parameters(model.transformer),
+                "",
+                f"== {PUBLISHED[model.name]}",
+            )
+        )
+    report(results, asked.json)
     return 0
 
 
@@ -111,7 +128,7 @@ def num_parameters(module: nn.Module) -> int:
 def num_adapter_parameters(model: Model) -> int:
     """Returns how many numbers an adapter of rank ``RANK`` has."""
     layers = (model.transformer.get_submodule(name) for name in matching_layers(model.transformer, model.targets))
-    return sum(RANK * (layer.in_features + layer.out_features) for layer in layers)  # type: ignore[union-attr, operator, misc]
+    return sum(RANK * (layer.in_features + layer.out_features) for layer in layers)  # type: ignore[operator, misc]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Result, add_json_option, report
 
 SIZES = ((24, 32), (32, 24), (32, 32))
 
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs=2, default=(1_000, 105_085))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--open", type=Path, help="internal: open the set below this folder and print what it took")
+    add_json_option(parser)
     arguments = parser.parse_args()
     if arguments.open is not None:
         print(json.dumps(asdict(open_set(arguments.open))))
@@ -72,12 +76,22 @@ def main() -> None:
                 processes[rows].append(time.perf_counter() - started)
     for rows, openings in found.items():
         print(f"{rows:7d} rows: {_shown(openings)}")
-    few, many = (min(o.seconds for o in found[rows]) for rows in arguments.rows)
+    report(results_of(found, processes), arguments.json)
+
+
+def results_of(found: dict[int, list[Opening]], processes: dict[int, list[float]]) -> list[Result]:
+    """Prints and returns how many rows stand to few."""
+    fewer, more = found
+    rows, repeats = f"{more} rows over {fewer}", f"fastest of {len(found[more])}"
+    few, many = (min(o.seconds for o in found[count]) for count in found)
     print(f"without imports: {1e3 * (many - few):+.0f} ms, ratio {many / few:.2f} (promised: at most 1.2)")
-    few, many = (min(processes[rows]) for rows in arguments.rows)
+    results = [Result(f"opening {rows}, without imports", many / few, "times", "<= 1.2", repeats)]
+    few, many = (min(processes[count]) for count in found)
     print(f"from the start of the process: {few:.2f} and {many:.2f} s, ratio {many / few:.2f}")
-    few, many = (statistics.median(o.own_mib for o in found[rows]) for rows in arguments.rows)
+    results.append(Result(f"opening {rows}, from the start of the process", many / few, "times", "<= 1.2", repeats))
+    few, many = (statistics.median(o.own_mib for o in found[count]) for count in found)
     print(f"own memory: {many - few:+.1f} MiB (promised: below 2)")
+    return [*results, Result(f"own memory of {more} rows beyond that of {fewer}", many - few, "MiB", "<= 2", "medians")]
 
 
 def write_set(folder: Path, num_rows: int) -> None:
@@ -87,7 +101,7 @@ def write_set(folder: Path, num_rows: int) -> None:
     from PIL import Image
     from pyarrow import parquet
 
-    pictures = []
+    pictures: list[dict[str, Any]] = []
     for number in range(300):
         stream = io.BytesIO()
         pixels = np.random.default_rng(number).integers(0, 256, (*SIZES[number % 3], 3), dtype=np.uint8)
@@ -96,7 +110,8 @@ def write_set(folder: Path, num_rows: int) -> None:
     (folder / "data").mkdir(parents=True)
     for shard, first in enumerate(range(0, num_rows, 5_000)):
         numbers = range(first, min(first + 5_000, num_rows))
-        table = {f"{level}_prompt": [f"{level} {i}" for i in numbers] for level in ("superficial", "intermediate")}
+        table: dict[str, list[Any]] = {}
+        table |= {f"{level}_prompt": [f"{level} {i}" for i in numbers] for level in ("superficial", "intermediate")}
         table |= {"explicit_prompt": [f"explicit {i}" for i in numbers]}
         table |= {"law": [f"law {8 * i // num_rows}" for i in numbers], "op": ["add"] * len(numbers)}
         table |= {name: [pictures[i % 300] for i in numbers] for name in ("src_img", "tgt_img")}
@@ -155,7 +170,8 @@ def _memory_mib() -> tuple[float, float]:
 
 def _shown(openings: list[Opening]) -> str:
     def median(name: str) -> float:
-        return statistics.median(getattr(opening, name) for opening in openings)
+        values: list[float] = [getattr(opening, name) for opening in openings]
+        return statistics.median(values)
 
     spread = [opening.seconds for opening in openings]
     return (

@@ -1,13 +1,16 @@
 """Times how long a wrong setting takes to be refused: the promise is 5 s, exit code 2, one paragraph.
 
-.venv/bin/python benchmarks/refusals.py
+python -m benchmarks.refusals
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.results import Result, add_json_option, report, spread_of
 
 LIMIT_S = 5.0
 
@@ -24,7 +27,10 @@ COMMANDS = (
 
 def main() -> int:
     """Prints a line per command; returns 1 if one is too slow or not refused."""
-    failed = 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_json_option(parser)
+    asked = parser.parse_args()
+    failed, took_s = 0, []
     for overrides in COMMANDS:
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
@@ -33,8 +39,14 @@ def main() -> int:
             seconds = time.monotonic() - started
             kept = result.returncode == 2 and seconds < LIMIT_S and not any(Path(folder).iterdir())
         failed += not kept
+        took_s.append(seconds)
         print(f"{'ok    ' if kept else 'BROKEN'} {seconds:4.1f} s  exit {result.returncode}  {overrides}")
         print(f"       {result.stderr.strip()}")
+    results = [
+        Result("a refusal, the slowest", max(took_s), "s", f"<= {LIMIT_S:g}", spread_of(took_s, "commands")),
+        Result("commands that were not refused as promised", failed, "", "== 0", f"of {len(COMMANDS)}"),
+    ]
+    report(results, asked.json)
     return 1 if failed else 0
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.data_loaders.scenes.questions import kind_of
 from physedit.data_loaders.scenes.scene import LAWS, Scene, draw_scene
 from physedit.eval_hooks.judges.judge import JudgeQuestion
@@ -29,7 +30,9 @@ def main() -> None:
     """Prints a table of law x kind of picture, physics / semantic accuracy in percent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", type=int, default=200, help="scenes of each law")
-    num_scenes = parser.parse_args().scenes
+    add_json_option(parser)
+    asked = parser.parse_args()
+    num_scenes = asked.scenes
     judge = PixelRuleJudge()
     right: dict[tuple[str, str, str], list[bool]] = defaultdict(list)
     for law in LAWS:
@@ -45,6 +48,18 @@ def main() -> None:
     for law in (*LAWS, "all"):
         cells = (" / ".join(percent(right, law, name, kind) for kind in ("physics", "semantic")) for name in PICTURES)
         print(f"| {law:22} | " + " | ".join(f"{cell:>13}" for cell in cells) + " |")
+    targets = {"physical": "== 100"}
+    results = [
+        Result(
+            f"physics questions right, {name} pictures",
+            float(percent(right, "all", name, "physics")),
+            "%",
+            targets.get(name, ""),
+            f"of {num_scenes * len(LAWS)} scenes",
+        )
+        for name in PICTURES
+    ]
+    report(results, asked.json)
 
 
 def percent(right: dict[tuple[str, str, str], list[bool]], law: str, name: str, kind: str) -> str:

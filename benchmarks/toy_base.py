@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import torch
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.scenes.questions import kind_of
 from physedit.data_loaders.scenes.scene import LAWS, Scene, draw_scene
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=50, help="scenes of each law")
     parser.add_argument("--level", choices=[level.value for level in PromptLevel], default="superficial")
     parser.add_argument("--weights", default="toy")
+    add_json_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     editor = load_flux(arguments.weights) if arguments.backbone == "flux_kontext" else load_qwen(arguments.weights)
@@ -47,6 +49,14 @@ def main() -> None:
     for law in (*LAWS, "all"):
         decibel = f"{sum(psnr[law]) / len(psnr[law]):.1f} dB" if psnr[law] else "-"
         print(f"| {law} | {percent(right[law, 'physics'])} | {percent(right[law, 'semantic'])} | {decibel} |")
+    what, number = f"toy {arguments.backbone}", f"of {arguments.scenes * len(LAWS)} scenes"
+    shares = {kind: 100 * sum(right["all", kind]) / len(right["all", kind]) for kind in ("physics", "semantic")}
+    results = [
+        Result(f"{what}: physics questions right", shares["physics"], "%", "<= 35", number),
+        Result(f"{what}: semantic questions right", shares["semantic"], "%", ">= 98", number),
+        Result(f"{what}: PSNR outside the edit", sum(psnr["all"]) / len(psnr["all"]), "dB", ">= 38", number),
+    ]
+    report(results, arguments.json)
 
 
 def load_flux(weights: str) -> FluxKontext:
