@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from physedit.train.estimate import Estimate
     from physedit.train.estimate_gpus import Gpu, TimeRange
-    from physedit.train.estimate_search import Found, Turn
+    from physedit.train.estimate_search import Found, Searched, Turn
 
 _SHOWN_FOUND = 12
 
@@ -63,8 +63,9 @@ class _Answer:
     reserve: int
     fits: bool
     turns: list[Turn]
+    nearest: Turn | None
     time: TimeRange | None
-    found: list[Found] | None
+    searched: Searched | None
 
 
 def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bool) -> _Answer:
@@ -73,12 +74,15 @@ def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bo
     from physedit.train.estimate_gpus import fits, time_range
 
     is_fitting = fits(found, gpu)
+    turns = [] if is_fitting else estimate_search.knobs_to_turn(config, gpu)
+    can_fit = is_fitting or (bool(turns) and turns[-1].is_enough)
     return _Answer(
         name,
         gpu,
         RESERVE_BYTES,
         is_fitting,
-        [] if is_fitting else estimate_search.knobs_to_turn(config, gpu),
+        turns,
+        None if can_fit else estimate_search.nearest_knob(config, gpu),
         time_range(found, gpu) if config.backbone.dtype == "bfloat16" else None,
         estimate_search.search(config, gpu) if search else None,
     )
@@ -113,20 +117,44 @@ def _on_gpu(answer: _Answer) -> list[str]:
     room = f"{answer.name} has {_gib(answer.gpu.memory)} GiB, of which {_gib(answer.reserve)} are kept free"
     lines = ["", f"{'fits' if answer.fits else 'does not fit'}: {room}"]
     for turn in answer.turns:
-        lines.append(f"  {' '.join(turn.overrides)} -> {_gib(turn.peak)} GiB{': fits' if turn.is_enough else ''}")
+        lines.append(f"  {_turned(turn)}")
     if not answer.fits and not (answer.turns and answer.turns[-1].is_enough):
+        if answer.nearest is not None:
+            lines.append(f"  of one change, the nearest: {_turned(answer.nearest)}")
         lines.append("  nothing more to turn: lower backbone.area_px or adapter.rank, or take a larger GPU")
     if answer.time is not None:
         lines.append(
-            f"{answer.time.fast_s:.1f} to {answer.time.slow_s:.1f} s a step, {_speed(answer.time)}: not measured"
+            f"{answer.time.fast_s:.1f} to {answer.time.slow_s:.1f} s a step, {_speed(answer.time)}, "
+            f"{answer.time.sample_s:.3g} s a sample: not measured"
         )
-    if answer.found is not None:
-        lines += ["", f"{len(answer.found)} settings fit; by speed:"]
-        lines += [
-            f"  {_speed(each.time)} {_gib(each.estimate.peak):>7} GiB  {' '.join(each.overrides)}"
-            for each in answer.found[:_SHOWN_FOUND]
-        ]
-    return lines
+    return lines if answer.searched is None else [*lines, "", *_listed(answer.searched, answer)]
+
+
+def _listed(searched: Searched, answer: _Answer) -> list[str]:
+    if not searched.found:
+        lines = [f"none of {searched.num_settings} settings fits {answer.name}"]
+        if (least := searched.nearest) is not None:
+            over = least.estimate.peak + answer.reserve - answer.gpu.memory
+            settings = " ".join(least.overrides)
+            lines.append(f"  nearest, with {_gib(over)} GiB too much, {_gib(least.estimate.peak)} GiB: {settings}")
+        return lines
+    return [
+        f"{len(searched.found)} of {searched.num_settings} settings fit, fastest first; those of one rank lie within 2 %,",
+        "the exact base, the simpler launch and the lower peak before others. Seconds a sample, of the whole launch,",
+        "are not measured:",
+        f"  {'rank':>4} {'s/sample':>8} {'range':>14} {'GiB':>7}  settings",
+        *(f"  {each.rank:>4} {_row(each)}" for each in searched.found[:_SHOWN_FOUND]),
+    ]
+
+
+def _row(found: Found) -> str:
+    best, worst = 1 / found.time.most_samples_s, 1 / found.time.least_samples_s
+    span = f"{best:.3g}-{worst:.3g}"
+    return f"{found.time.sample_s:>8.3g} {span:>14} {_gib(found.estimate.peak):>7}  {' '.join(found.overrides)}"
+
+
+def _turned(turn: Turn) -> str:
+    return f"{' '.join(turn.overrides)} -> {_gib(turn.peak)} GiB{': fits' if turn.is_enough else ''}"
 
 
 def _speed(time: TimeRange) -> str:

@@ -1,7 +1,7 @@
 """Which settings fit a GPU: the knobs to turn for a run that does not fit, and all that fit, by speed."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,26 +11,56 @@ from physedit.train.estimate import Estimate, estimate
 from physedit.train.estimate_gpus import Gpu, TimeRange, fits, time_range
 
 Settings = Mapping[str, object]
+_PROFILE, _CHECKPOINTING, _ENCODERS = "launch.profile", "backbone.gradient_checkpointing", "backbone.encoders"
+_QUANTIZATION, _MICRO_BATCH = "backbone.quantization", "micro_batch"
 _KNOBS: tuple[Settings, ...] = (
-    {"backbone.gradient_checkpointing": True},
-    {"backbone.encoders": "offload"},
-    {"micro_batch": 1},
-    {"launch.profile": "zero2"},
-    {"backbone.quantization": "bnb_nf4"},
+    {_CHECKPOINTING: True},
+    {_ENCODERS: "offload"},
+    {_MICRO_BATCH: 1},
+    {_PROFILE: "zero2"},
+    {_QUANTIZATION: "bnb_nf4"},
 )
 """In the order in which they cost: time, then time waiting for encoders, then exactness of the base."""
-_LAST_KNOB: Settings = {"launch.profile": "zero3", "backbone.quantization": None}
+_LAST_KNOB: Settings = {_PROFILE: "zero3", _QUANTIZATION: None}
 _MICRO_BATCHES = (1, 2, 4, 8)
+_SHARES: tuple[bool | int, ...] = (False, 3, 2, True)
+"""Of blocks that are recomputed: none, every third, every second, all."""
 _PROFILES = ("ddp", "zero2", "zero3")
+"""The simplest first."""
+EQUALLY_FAST = 0.02
+"""Ours: settings whose seconds a sample differ by less, relative to the fastest of them, are not told apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Settings of a run, as overrides, with what they take and how long a step then takes."""
+    """Settings of a run, as overrides, with what they take and how long a step then takes.
+
+    Attributes:
+        overrides: of the command line.
+        estimate: of memory and arithmetic.
+        time: of a step.
+        rank: 1 for the fastest; settings that are not told apart have one rank.
+    """
 
     overrides: tuple[str, ...]
     estimate: Estimate
     time: TimeRange
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search found.
+
+    Attributes:
+        found: settings that fit, in the order of ``search``.
+        num_settings: that were looked at, those included that must take more than one that does not fit.
+        nearest: where none fits, the settings that take least; None if there are none at all.
+    """
+
+    found: tuple[Found, ...]
+    num_settings: int
+    nearest: Found | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +88,25 @@ def knobs_to_turn(config: DictConfig, gpu: Gpu) -> list[Turn]:
     return turns
 
 
-def search(config: DictConfig, gpu: Gpu) -> list[Found]:
-    """Returns the settings that fit ``gpu`` by samples a second, then exactness of the base, then memory.
+def nearest_knob(config: DictConfig, gpu: Gpu) -> Turn | None:
+    """Returns the one change that lowers the peak most; None where none lowers it."""
+    turns = []
+    before = estimate(config).peak
+    for settings in (*_KNOBS, _LAST_KNOB):
+        changed = _changed(config, settings)
+        found = None if changed is None else _estimate_or_none(changed)
+        if found is not None and found.peak < before:
+            turns.append(Turn(_overrides(settings), found.peak, fits(found, gpu)))
+    return min(turns, key=lambda turn: turn.peak, default=None)
 
-    Varied are the launch of several processes, checkpointing, where the encoders are, quantisation and micro batch.
+
+def search(config: DictConfig, gpu: Gpu) -> Searched:
+    """Returns the settings that fit ``gpu``, fastest first.
+
+    Varied are the launch of several processes, the share of blocks that are recomputed, where the encoders are,
+    quantisation and micro batch; the global batch stays. Speed is ``TimeRange.sample_s``. Settings within
+    ``EQUALLY_FAST`` of the fastest among them have one rank and are ordered by what they cost otherwise: the exact base
+    first, then the simplest launch, then the lower peak.
 
     Raises:
         ConfigError: a dtype whose rates are not known.
@@ -71,39 +116,64 @@ def search(config: DictConfig, gpu: Gpu) -> list[Found]:
             f"--search sorts by speed, but the rates of backbone.dtype={config.backbone.dtype} are not known. Use "
             "backbone.dtype=bfloat16, or leave --search out."
         )
-    found = []
+    found: list[Found] = []
+    nearest: Found | None = None
+    num_settings = 0
+    too_much: set[tuple[object, ...]] = set()
     for settings in _combinations(config):
+        others = tuple(value for key, value in settings.items() if key != _MICRO_BATCH)
         changed = _changed(config, settings)
-        one = None if changed is None else _estimate_or_none(changed)
-        if one is not None and fits(one, gpu):
-            found.append(Found(_overrides(settings), one, time_range(one, gpu)))
-    return sorted(found, key=_order)
+        num_settings += 1
+        # A larger micro batch takes more.
+        one = None if changed is None or others in too_much else _estimate_or_none(changed)
+        if one is None:
+            continue
+        entry = Found(_overrides(settings), one, time_range(one, gpu), 0)
+        if fits(one, gpu):
+            found.append(entry)
+            continue
+        too_much.add(others)
+        nearest = entry if nearest is None or one.peak < nearest.estimate.peak else nearest
+    return Searched(tuple(_ranked(found)), num_settings, None if found else nearest)
 
 
-def _order(found: Found) -> tuple[float, bool, int]:
-    is_quantized = "backbone.quantization=null" not in found.overrides
-    return -round(found.time.least_samples_s, 3), is_quantized, found.estimate.peak
+def _ranked(found: Sequence[Found]) -> Iterator[Found]:
+    fastest_first = sorted(found, key=lambda each: each.time.sample_s)
+    rank = 1
+    while fastest_first:
+        limit = fastest_first[0].time.sample_s * (1 + EQUALLY_FAST)
+        group = list(itertools.takewhile(lambda each: each.time.sample_s <= limit, fastest_first))  # noqa: B023
+        for each in sorted(group, key=_cost):
+            yield Found(each.overrides, each.estimate, each.time, rank)
+        rank += len(group)
+        fastest_first = fastest_first[len(group) :]
+
+
+def _cost(found: Found) -> tuple[bool, int, int]:
+    is_quantized = f"{_QUANTIZATION}=null" not in found.overrides
+    return is_quantized, found.estimate.placement.zero_stage, found.estimate.peak
 
 
 def _combinations(config: DictConfig) -> Iterator[dict[str, object]]:
+    """Yields settings, those of one micro batch after those of smaller ones that are else the same."""
     launches: list[dict[str, object]] = [{}]
     if _is_local(config):
-        launches = [{"launch.profile": profile} for profile in _PROFILES]
+        launches = [{_PROFILE: profile} for profile in _PROFILES]
     encoders = [str(config.backbone.encoders)] if config.encode.mode == "cached" else ["resident", "offload"]
     for launch, checkpointing, place, quantization, micro_batch in itertools.product(
-        launches, (False, True), encoders, (None, "bnb_nf4"), _MICRO_BATCHES
+        launches, _SHARES, encoders, (None, "bnb_nf4"), _MICRO_BATCHES
     ):
         yield launch | {
-            "backbone.gradient_checkpointing": checkpointing,
-            "backbone.encoders": place,
-            "backbone.quantization": quantization,
-            "micro_batch": micro_batch,
+            _CHECKPOINTING: checkpointing,
+            _ENCODERS: place,
+            _QUANTIZATION: quantization,
+            _MICRO_BATCH: micro_batch,
         }
 
 
 def _changed(config: DictConfig, settings: Settings) -> DictConfig | None:
     """Returns a copy with other settings; None if they do not belong to this launch."""
-    if "launch.profile" in settings and not _is_local(config):
+    if _PROFILE in settings and not _is_local(config):
         return None
     changed = config.copy()
     for key, value in settings.items():
@@ -125,9 +195,7 @@ def _estimate_or_none(config: DictConfig) -> Estimate | None:
 
 
 def _overrides(settings: Settings) -> tuple[str, ...]:
-    return tuple(
-        f"launch={value}" if key == "launch.profile" else f"{key}={_shown(value)}" for key, value in settings.items()
-    )
+    return tuple(f"launch={value}" if key == _PROFILE else f"{key}={_shown(value)}" for key, value in settings.items())
 
 
 def _shown(value: object) -> str:

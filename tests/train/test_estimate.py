@@ -1,6 +1,9 @@
 """``physedit estimate``: what it tells of a config, and which knobs it turns."""
 
 import json
+import resource
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -9,11 +12,12 @@ from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.estimate import Estimate, estimate
-from physedit.train.estimate_gpus import find_gpu, fits, time_range
-from physedit.train.estimate_search import knobs_to_turn, search
+from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_range
+from physedit.train.estimate_search import EQUALLY_FAST, knobs_to_turn, nearest_knob, search
 
 RECIPE = ("experiment=pica100k_kontext", "launch.num_processes=8")
-GIB = 2**30
+MOST_CPU_S = 20
+PUBLISHED = {"kontext_pica100k": 11_901_408_320, "qwen_image_edit_pica100k": 20_430_401_088}
 
 
 def estimated(*overrides: str) -> Estimate:
@@ -68,13 +72,95 @@ def test_knobs_are_turned_until_the_run_fits() -> None:
     assert [turn.is_enough for turn in turns] == [False] * (len(turns) - 1) + [True]
 
 
-def test_search_lists_only_what_fits_fastest_first() -> None:
+def test_search_lists_only_what_fits_fastest_first_and_equally_fast_by_cost() -> None:
     gpu = find_gpu("H100")
-    found = search(compose_config([*RECIPE, "launch=zero2"]), gpu)
-    assert found
+    searched = search(compose_config([*RECIPE, "launch=zero2"]), gpu)
+    found = searched.found
+    assert 0 < len(found) < searched.num_settings
+    assert searched.nearest is None
     assert all(fits(each.estimate, gpu) for each in found)
-    speeds = [each.time.least_samples_s for each in found]
-    assert speeds == sorted(speeds, reverse=True)
+    varied = {each.partition("=")[0] for entry in found for each in entry.overrides}
+    assert varied == {
+        "launch", "backbone.gradient_checkpointing", "backbone.encoders", "backbone.quantization", "micro_batch",
+    }  # fmt: skip
+    ranks = [each.rank for each in found]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1
+    for rank in set(ranks):
+        group = [each for each in found if each.rank == rank]
+        seconds = [each.time.sample_s for each in group]
+        assert max(seconds) <= min(seconds) * (1 + EQUALLY_FAST)
+        assert all(each.time.sample_s > max(seconds) for each in found if each.rank > rank)
+        exact = ["backbone.quantization=null" in each.overrides for each in group]
+        assert exact == sorted(exact, reverse=True)
+
+
+def test_where_nothing_fits_search_names_the_nearest_and_the_knob_that_brings_it_there() -> None:
+    config = compose_config([*RECIPE, "launch=none", "global_batch=8"])
+    gpu = find_gpu("RTX4090")
+    searched = search(config, gpu)
+    assert not searched.found
+    assert searched.nearest is not None
+    assert not fits(searched.nearest.estimate, gpu)
+    knob = nearest_knob(config, gpu)
+    assert knob is not None
+    assert knob.overrides == ("backbone.quantization=bnb_nf4",)
+    assert searched.nearest.estimate.peak <= knob.peak < estimate(config).peak
+    given = ["estimate", *RECIPE, "launch=none", "global_batch=8", "--gpu", "RTX4090", "--search"]
+    printed = CliRunner().invoke(app, given).stdout
+    assert "none of" in printed
+    assert "nearest, with" in printed
+    assert "of one change, the nearest: backbone.quantization=bnb_nf4" in printed
+
+
+def test_a_larger_micro_batch_makes_widening_of_quantised_weights_cheaper() -> None:
+    gpu = find_gpu("H100")
+    base = (*RECIPE, "launch=zero2", "backbone.quantization=bnb_nf4")
+    one, four = (time_range(estimated(*base, f"micro_batch={size}"), gpu).sample_s for size in (1, 4))
+    exact = time_range(estimated(*RECIPE, "launch=zero2"), gpu).sample_s
+    assert exact < four < one
+
+
+def test_launches_exchange_what_they_must() -> None:
+    found = {name: estimated(*RECIPE, f"launch={name}") for name in ("ddp", "zero1", "zero2", "zero3")}
+    turn = 4 * found["ddp"].adapter.num_parameters * 7 // 8
+    accumulation = found["ddp"].accumulation
+    assert accumulation == 4
+    assert {name: round(each.exchanged / turn) for name, each in found.items()} == {
+        "ddp": 2, "zero1": 2, "zero2": accumulation + 1, "zero3": accumulation,
+    }  # fmt: skip
+    assert estimated("experiment=smoke").exchanged == 0
+
+
+def test_cards_are_known_by_the_names_of_their_drivers() -> None:
+    assert {
+        device: gpu_of_device(device)
+        for device in (
+            "NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA RTX A6000", "NVIDIA H100 80GB HBM3",
+            "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L40S", "NVIDIA GeForce RTX 4090", "NVIDIA H200 NVL", "Tesla T4",
+        )
+    } == {
+        "NVIDIA A100-SXM4-40GB": "A100-40GB", "NVIDIA A100 80GB PCIe": "A100-80GB", "NVIDIA RTX A6000": "A6000",
+        "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIe", "NVIDIA H200": "H200", "NVIDIA L40S": "L40S",
+        "NVIDIA GeForce RTX 4090": "RTX4090", "NVIDIA H200 NVL": None, "Tesla T4": None,
+    }  # fmt: skip
+    assert all(gpu.float_tflops <= gpu.tf32_tflops < gpu.tensor_tflops for gpu in GPUS.values())
+
+
+@pytest.mark.parametrize("experiment", PUBLISHED)
+def test_a_recipe_is_estimated_within_seconds_of_one_core_and_without_a_network(experiment: str) -> None:
+    asked = ["estimate", f"experiment={experiment}", "launch=zero2", "launch.num_processes=8", "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # No socket can be made: whoever looks a name up or connects fails.
+    closed = "import socket; socket.socket.connect = socket.getaddrinfo = None"
+    code = f"{closed}; from physedit.train.cli import app; app({asked!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout)
+    assert found["num_base"] == PUBLISHED[experiment]
+    assert found["placement"]["num_processes"] == 8
+    # Of the processor: waiting beside other work is not the command's own.
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < MOST_CPU_S
 
 
 def test_a_faster_gpu_is_faster_and_the_range_is_one() -> None:
