@@ -49,9 +49,8 @@ def markdown_table(record: Record) -> str:
     """Returns the rows of every benchmark, those too that were not run."""
     lines = ["| command | what | figure | spread | target | met |", "| --- | --- | --- | --- | --- | --- |"]
     for benchmark in BENCHMARKS:
-        lines += [
-            "| " + " | ".join(row) + " |" for row in _markdown_rows(benchmark, record.entries.get(benchmark.name))
-        ]
+        rows = _markdown_rows(benchmark, record.entries.get(benchmark.name))
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
@@ -109,7 +108,7 @@ def _machine(record: Record) -> str:
     commits = dict.fromkeys(entry.commit for entry in entries)
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return (
-        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, no GPU in use; {machine.system}, Python "
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {machine.system}, Python "
         f"{machine.python}, torch {machine.torch}; {when}, commit {', '.join(commits)}; load when each began "
         f"{min(loads):.1f} to {max(loads):.1f}."
     )
