@@ -139,9 +139,9 @@ def _listed(searched: Searched, answer: _Answer) -> list[str]:
             lines.append(f"  nearest, with {_gib(over)} GiB too much, {_gib(least.estimate.peak)} GiB: {settings}")
         return lines
     return [
-        f"{len(searched.found)} of {searched.num_settings} settings fit, fastest first; those of one rank lie within 2 %,",
-        "the exact base, the simpler launch and the lower peak before others. Seconds a sample, of the whole launch,",
-        "are not measured:",
+        f"{len(searched.found)} of {searched.num_settings} settings fit, fastest first; those of one rank within 2 %:",
+        "the exact base, the simpler launch and the lower peak come first. Seconds a sample are the whole launch's and",
+        "not measured.",
         f"  {'rank':>4} {'s/sample':>8} {'range':>14} {'GiB':>7}  settings",
         *(f"  {each.rank:>4} {_row(each)}" for each in searched.found[:_SHOWN_FOUND]),
     ]

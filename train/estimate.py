@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -74,6 +75,25 @@ def estimate(config: DictConfig) -> Estimate:
         ConfigError: a backbone whose architecture is not known here, or settings that no run can have.
     """
     return _Estimator(Traced(config)).estimate()
+
+
+def useful_flops(config: DictConfig) -> int:
+    """Returns the operations of a sample that a step cannot do without: transformer and adapter, forward and backward.
+
+    Nothing that is computed twice counts, be it a block or the product that fused attention repeats; nor does encoding.
+    It is what the utilisation of a GPU is told by (arXiv 2204.02311, appendix B).
+
+    Raises:
+        ConfigError: see ``estimate``.
+    """
+    plain = config.copy()
+    plain.backbone.gradient_checkpointing = False
+    traced = Traced(plain)
+    denoiser: Any = traced.architecture.denoiser.config
+    width = int(denoiser.num_attention_heads) * int(denoiser.attention_head_dim)
+    num_blocks = int(denoiser.num_layers) + int(getattr(denoiser, "num_single_layers", 0))
+    repeated = num_blocks * 2 * width * traced.step.num_tokens**2
+    return traced.step.flops // int(plain.micro_batch) - repeated
 
 
 class _Estimator:
