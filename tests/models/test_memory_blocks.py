@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.allocations import peak_bytes
 from tests.support.memory_editors import EDITORS, Editor, batch_of, edit, gradients, velocity, with_adapter
 from torch import Tensor
 
 from physedit.models import blocks
+from physedit.models.backbone import Conditioning
 from physedit.models.lora import without_adapter
 
 # Relative to the largest value. No difference was seen; another processor may order the sums of traced code otherwise.
@@ -69,6 +71,54 @@ def test_checkpointing_is_not_reentrant_runs_blocks_twice_and_changes_no_gradien
     assert all(torch.equal(found[0][each], found[1][each]) for each in trained)
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_every_nth_block_runs_twice_and_changes_no_loss_and_no_gradient(name: str, every: int) -> None:
+    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    for share in (False, every):
+        backbone = with_adapter(toy(name, gradient_checkpointing=share), is_filled=True)
+        conditioning = backbone.encode(batch_of(1, 2))
+        with block_runs(backbone) as runs:
+            backbone.denoiser.train()
+            predicted = velocity(backbone, conditioning)
+            in_order = list(runs)
+            predicted.square().mean().backward()
+        again = runs[len(in_order) :]
+        assert again == ([] if share is False else in_order[::every][::-1])
+        gradient = {n: p.grad for n, p in backbone.denoiser.named_parameters() if p.grad is not None}
+        found.append((predicted.detach(), gradient))
+    (plain, expected), (recomputed, gradient) = found
+    assert len(in_order) == 6
+    assert torch.equal(plain, recomputed)
+    assert expected.keys() == gradient.keys()
+    assert all(torch.equal(expected[each], gradient[each]) for each in expected)
+
+
+def test_the_more_blocks_are_recomputed_the_lower_the_peak(name: str) -> None:
+    peaks = []
+    for share in (True, 2, 3, False):
+        backbone = with_adapter(toy(name, gradient_checkpointing=share), is_filled=True)
+        conditioning = backbone.encode(batch_of(1, 2))
+        backbone.denoiser.train()
+
+        def step(backbone: Editor = backbone, conditioning: Conditioning = conditioning) -> None:
+            velocity(backbone, conditioning).square().mean().backward()
+
+        step()  # gradients, and tables of positions, are made once
+        peaks.append(peak_bytes(step))
+    assert peaks == sorted(set(peaks))
+    # Of six blocks every second keeps three, every third four.
+    none, half, most, all_of_them = peaks
+    assert none + 0.3 * (all_of_them - none) < half < most < none + 0.9 * (all_of_them - none)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, "half", None])
+def test_a_share_of_blocks_that_is_none_is_refused(name: str, share: object) -> None:
+    with pytest.raises(
+        ValueError, match=rf"backbone\.gradient_checkpointing is {share}; it must be true .* or a whole"
+    ):
+        EDITORS[name](gradient_checkpointing=share)
+
+
 def test_with_checkpointing_every_fresh_adapter_learns_in_a_frozen_base(name: str) -> None:
     # The re-entrant form gives none: inputs of the first block need no gradient.
     backbone = with_adapter(EDITORS[name](gradient_checkpointing=True), is_filled=False)
@@ -84,7 +134,8 @@ def test_with_checkpointing_every_fresh_adapter_learns_in_a_frozen_base(name: st
 def test_compiled_blocks_compute_the_same(name: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    plain, compiled = EDITORS[name](), EDITORS[name](compile_blocks="aot_eager", gradient_checkpointing=True)
+    share = {"flux_kontext": True, "qwen_image_edit": 2}[name]
+    plain, compiled = EDITORS[name](), EDITORS[name](compile_blocks="aot_eager", gradient_checkpointing=share)
     assert list(plain.denoiser.state_dict()) == list(compiled.denoiser.state_dict())
     conditioning = plain.encode(batch_of(1))
     for backbone in (plain, compiled):
@@ -122,3 +173,9 @@ def num_graphs() -> int:
 
 def difference(first: Tensor, second: Tensor) -> float:
     return float((first - second).detach().abs().max() / first.detach().abs().max())
+
+
+def toy(name: str, **options: Any) -> Editor:
+    """Returns the shipped editor, of six blocks."""
+    more = {} if name == "qwen_image_edit" else {"max_text_tokens": 24}
+    return EDITORS[name](weights="toy", **more, **options)
