@@ -7,19 +7,10 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-import torch
-from diffusers import AutoencoderKL, AutoencoderKLQwenImage, FluxTransformer2DModel, QwenImageTransformer2DModel
 from torch import nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    T5Config,
-    T5EncoderModel,
-)
 
 from benchmarks.results import Result, add_json_option, report
+from physedit.models.estimating.released import released_flux, released_qwen
 from physedit.models.flux_pipeline import LORA_PRESETS
 from physedit.models.lora_targets import matching_layers
 from physedit.models.qwen_presets import lora_presets
@@ -71,47 +62,19 @@ def main() -> int:
 
 
 def flux() -> Model:
-    """Returns FLUX.1-Kontext-dev. Source: its config.json files and the defaults of the classes."""
-    with torch.device("meta"):
-        t5 = T5Config(
-            d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64, vocab_size=32128,
-            feed_forward_proj="gated-gelu",
-        )  # fmt: skip
-        clip = CLIPTextConfig(
-            hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, projection_dim=768
-        )
-        return Model(
-            "FLUX.1-Kontext-dev",
-            FluxTransformer2DModel(guidance_embeds=True),
-            (CLIPTextModel(clip), T5EncoderModel(t5)),
-            AutoencoderKL(
-                down_block_types=("DownEncoderBlock2D",) * 4,
-                up_block_types=("UpDecoderBlock2D",) * 4,
-                block_out_channels=(128, 256, 512, 512),
-                layers_per_block=2,
-                latent_channels=16,
-                use_quant_conv=False,
-                use_post_quant_conv=False,
-            ),
-            LORA_PRESETS["attention_mlp"],
-        )
+    """Returns FLUX.1-Kontext-dev."""
+    return as_model("FLUX.1-Kontext-dev", released_flux(), LORA_PRESETS["attention_mlp"])
 
 
 def qwen() -> Model:
-    """Returns Qwen-Image-Edit. Source: its config.json files and the defaults of the classes."""
-    with torch.device("meta"):
-        text = {
-            "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-            "num_attention_heads": 28, "num_key_value_heads": 4,
-        }  # fmt: skip
-        vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
-        return Model(
-            "Qwen-Image-Edit",
-            QwenImageTransformer2DModel(),
-            (Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)),),
-            AutoencoderKLQwenImage(),
-            lora_presets(60)["attention_mlp"],
-        )
+    """Returns Qwen-Image-Edit."""
+    return as_model("Qwen-Image-Edit", released_qwen(), lora_presets(60)["attention_mlp"])
+
+
+def as_model(name: str, parts: dict[str, nn.Module], targets: tuple[str, ...]) -> Model:
+    """Returns the model of a pipeline's parts."""
+    text_encoders = tuple(part for each, part in parts.items() if each.startswith("text_encoder"))
+    return Model(name, parts["transformer"], text_encoders, parts["vae"], targets)
 
 
 def transformer_bytes(transformer: nn.Module, bits: float) -> float:

@@ -115,7 +115,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0, help="for all of it")
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--gpu", help=f"whose rates the card has, if its name is unknown: {', '.join(GPUS)}")
-    parser.add_argument("--out", type=Path, default=Path("gpu_benchmark"))
+    parser.add_argument("--out", type=Path, default=Path("runs") / "gpu_benchmark")
     return parser.parse_args()
 
 
@@ -229,7 +229,7 @@ def driver() -> str:
 
 def commit() -> str:
     """Returns the commit that is checked out; empty outside a repository."""
-    ask = ["git", "rev-parse", "--short", "HEAD"]
+    ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
 
 
