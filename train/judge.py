@@ -1,5 +1,6 @@
 """Which folder is judged, by whom, and where the results go: ``physedit judge``."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +167,8 @@ def _own_settings(overrides: Sequence[str], out: Path | None) -> tuple[_OwnSetti
         raise ConfigError(f"level={level} is not known. Use {', '.join(PromptLevel)}.")
     if given.get("out") == "":
         raise ConfigError("out= names no folder. Give one, or leave it out to write into the folder of outputs itself.")
-    place = Path(given["out"]) if "out" in given else out
+    # No shell expands ~ after an equals sign; an unknown ~NAME stays as it is, at which Path.expanduser raises.
+    place = Path(os.path.expanduser(given["out"])) if "out" in given else out  # noqa: PTH111
     return _OwnSettings(place, frame, _seconds(given.get("judge_time_budget_s")), given.get("editor"), level), composed
 
 

@@ -56,6 +56,13 @@ def test_a_folder_is_judged_elsewhere_and_is_not_touched(outputs: Path, tmp_path
     assert read(out / "psnr_analysis.json")["overall_statistics"]["count"] == 6
 
 
+def test_a_place_in_ones_home_is_found_there(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with judge_server() as server:
+        assert verb(outputs, "out=~/results", *judge_at(server)) == 0
+    assert (tmp_path / "results" / "report.json").is_file()
+
+
 def test_the_papers_rows_are_found_by_the_editor_and_the_level_that_are_told(outputs: Path, tmp_path: Path) -> None:
     told = ("judge.model=gpt-5", "editor=Qwen/Qwen-Image-Edit", "level=explicit")
     with judge_server(always=wrong_about()) as server:
