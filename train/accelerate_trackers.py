@@ -10,6 +10,7 @@ import yaml
 from accelerate import PartialState
 
 from physedit.data_loaders.images import read_rgb
+from physedit.train.checkpoint import step_folders
 from physedit.train.config import ConfigError
 from physedit.train.tracker import NoTracker
 
@@ -17,7 +18,10 @@ _FOLDER = "tensorboard"
 
 
 class TensorBoard(NoTracker):
-    """Event files in the run folder's ``tensorboard/``; a run that goes on adds one, and steps keep their number."""
+    """Event files in the run folder's ``tensorboard/``; a run that goes on adds one, and steps keep their number.
+
+    What a killed start wrote of steps that are done again is not shown, as tensorboard has it.
+    """
 
     def __init__(self) -> None:
         """Verifies that tensorboard is there.
@@ -33,7 +37,9 @@ class TensorBoard(NoTracker):
         from accelerate.tracking import TensorBoardTracker
 
         PartialState()  # what accelerate's trackers ask for their rank
-        self._tracker = TensorBoardTracker(run_name=_FOLDER, logging_dir=run_folder)
+        saved = step_folders(run_folder / "checkpoints")
+        again = int(saved[-1].name.removeprefix("step_")) + 1 if saved else 0
+        self._tracker = TensorBoardTracker(run_name=_FOLDER, logging_dir=run_folder, purge_step=again, flush_secs=15)
         self._tracker.start()
         lines = yaml.safe_dump({"run_name": run_name, **config}).splitlines()
         self._tracker.log({"config": "\n".join(f"    {line}" for line in lines)}, step=0)

@@ -20,7 +20,10 @@ def compare(
         list[Path] | None,
         typer.Argument(help="Run folders, a sweep's folder (runs/sweeps/NAME), or offline runs of wandb."),
     ] = None,
-    wandb: Annotated[str | None, typer.Option(help="ENTITY/PROJECT, to read its runs over wandb's API.")] = None,
+    wandb: Annotated[
+        str | None, typer.Option(help="ENTITY/PROJECT, or ENTITY/PROJECT/SWEEP: reads the runs over wandb's API.")
+    ] = None,
+    wandb_group: Annotated[str | None, typer.Option(help="Of --wandb, only the runs of this tracker.group.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the files go; default: the sweep's folder, else runs/compare.")
     ] = None,
@@ -43,16 +46,19 @@ def compare(
             "There is nothing to compare. Give run folders (physedit compare runs/a runs/b), a sweep's folder "
             "(physedit compare runs/sweeps/NAME), or --wandb ENTITY/PROJECT."
         )
+    if wandb is None and wandb_group is not None:
+        raise ConfigError("--wandb-group has no effect without --wandb ENTITY/PROJECT.")
     from physedit.eval_hooks.comparing.files import JSON
     from physedit.eval_hooks.comparing.runs import When
     from physedit.launch.sweep_trials import TRIALS_FILE
     from physedit.train.comparing import CompareRequest
     from physedit.train.comparing import compare as compare_all
+    from physedit.train.wandb_runs import Project
 
     only_sweep = len(given) == 1 and wandb is None and (given[0] / TRIALS_FILE).exists()
     request = CompareRequest(
         paths=given,
-        project=wandb,
+        project=None if wandb is None else Project(wandb, wandb_group),
         out=out or (given[0] if only_sweep else Path("runs/compare")),
         when=When(at),
         against=against,

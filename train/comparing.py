@@ -11,7 +11,7 @@ from physedit.eval_hooks.comparing.page import check_page_can_be_made
 from physedit.eval_hooks.comparing.runs import CompareError, Run, When, is_run_folder, named_apart, read_run
 from physedit.launch.sweep_trials import TRIALS_FILE
 from physedit.train.config import ConfigError, one_line
-from physedit.train.wandb_runs import offline_files, read_offline_runs, read_project
+from physedit.train.wandb_runs import Project, offline_files, read_offline_runs, read_project
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class CompareRequest:
 
     Attributes:
         paths: run folders, sweep folders, offline runs of wandb.
-        project: ``ENTITY/PROJECT`` to read over wandb's API besides; None for none.
+        project: what to read over wandb's API besides; None for nothing.
         out: where the files go.
         when: which step stands for a run.
         against: name of the run that all others are tested against; None for every pair.
@@ -30,7 +30,7 @@ class CompareRequest:
     """
 
     paths: tuple[Path, ...]
-    project: str | None = None
+    project: Project | None = None
     out: Path = Path("runs/compare")
     when: When = When.NEWEST
     against: str | None = None

@@ -23,7 +23,7 @@ from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.metrics_file import MetricsFile
 from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
-from physedit.train.results import pending_steps, record_report, write_results
+from physedit.train.results import name_best, pending_steps, record_report, write_results
 from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
 from physedit.train.state import Progress
 from physedit.train.summary import BestRule, best_steps
@@ -260,10 +260,7 @@ class RunEvents:
 
     def _name_best(self) -> None:
         """Has the tracker call the best checkpoint's adapter so, once all that is measured of this run is known."""
-        best = next(iter(best_steps(self.reports, self.policy.best)), None)
-        file = None if best is None else self.store.folder / step_name(best) / "adapter" / ADAPTER_FILE
-        if best is not None and file is not None and file.exists():
-            self.tracker.log_adapter(best, file, ("best", f"step-{best}"))
+        name_best(self.tracker, self.folder, next(iter(best_steps(self.reports, self.policy.best)), None))
 
     def _record_failure(self, hook: str, step: int, errors: Sequence[Exception]) -> None:
         if self.policy.stops_at_eval_failure:

@@ -17,7 +17,15 @@ from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError, options
 from physedit.train.failures import EvalFailure, read_failures
 from physedit.train.metrics_file import MetricsFile
-from physedit.train.results import best_numbers, facts_of, newest_numbers, pending_steps, record_report, write_results
+from physedit.train.results import (
+    best_numbers,
+    facts_of,
+    name_best,
+    newest_numbers,
+    pending_steps,
+    record_report,
+    write_results,
+)
 from physedit.train.run_folder import lock_run_folder
 from physedit.train.saved_adapter import overrides_of
 from physedit.train.summary import best_rule
@@ -206,6 +214,7 @@ class _View:
 
     def finish(self, summary: dict[str, Any], exit_code: int) -> None:
         if self.opened is not None:
+            name_best(self.opened, self.folder, (summary.get("best") or {}).get("step"))
             self.opened.finish(newest_numbers(summary) | best_numbers(summary), exit_code)
 
 

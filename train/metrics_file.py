@@ -33,23 +33,28 @@ class MetricsFile:
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({"step": step, **metrics}))
 
-    def put(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> bool:
-        """Adds an evaluation's line, in place of an earlier one of that hook and step; returns False if it is there.
+    def has(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> bool:
+        """True if this evaluation's line is there, and no other one of that hook and step."""
+        return self._of(step, hook)[1] == [{"step": step, **metrics}]
+
+    def put(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> None:
+        """Adds an evaluation's line, in place of an earlier one of that hook and step.
 
         Raises:
             ValueError: as ``append``.
         """
-        lines = read_json_lines(self._path) if self._path.exists() else []
-        earlier = [line for line in lines if line["step"] == step and any(_is_of(key, hook) for key in line)]
-        if earlier == [{"step": step, **metrics}]:
-            return False
+        lines, earlier = self._of(step, hook)
         if earlier:
             _refuse_infinite(step, metrics)
             kept = [line for line in lines if line not in earlier]
             write_json_lines(self._path, [*kept, {"step": step, **metrics}])
         else:
             self.append(step, metrics)
-        return True
+
+    def _of(self, step: int, hook: str) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Returns all lines, and those of a hook and step."""
+        lines = read_json_lines(self._path) if self._path.exists() else []
+        return lines, [line for line in lines if line["step"] == step and any(_is_of(key, hook) for key in line)]
 
 
 def _refuse_infinite(step: int, metrics: Mapping[str, float | None]) -> None:

@@ -1,5 +1,6 @@
 """What a run's evaluations have found so far, as its folder tells it: summary.json, report.html, metrics.jsonl."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from physedit.eval_hooks.panel import has_pictures, write_sheet
 from physedit.eval_hooks.report import write_html_report
 from physedit.eval_hooks.report_file import report_keys
 from physedit.eval_hooks.tracked import ANSWER_COLUMNS, answer_rows, write_fixed_panel
+from physedit.models.adapter_file import ADAPTER_FILE
+from physedit.train.checkpoint import step_folders, step_name
 from physedit.train.failures import EvalFailure, write_failures
 from physedit.train.metrics_file import MetricsFile
 from physedit.train.summary import BestRule, best_of, scalars, summarize
 from physedit.train.tracker import BASE_JOB, Tracker
+
+logger = logging.getLogger(__name__)
 
 _ID_CHARACTERS = 16
 
@@ -44,12 +49,13 @@ def record_report(report: EvalReport, metrics_file: MetricsFile, tracker: Callab
 
     Args:
         report: of any step, also of one before those logged last.
-        metrics_file: is written first: it tells what is logged.
+        metrics_file: is written before the tracker is told: it tells what is logged.
         tracker: gives the tracker, which is asked for only if there is something to log.
     """
-    if not report.is_whole or not metrics_file.put(report.step, report.hook, scalars(report)):
+    if not report.is_whole or metrics_file.has(report.step, report.hook, scalars(report)):
         return False
-    view = tracker()
+    view = tracker()  # which, if it opens only now, tells what the file has: not yet this
+    metrics_file.put(report.step, report.hook, scalars(report))
     view.keep_best(best_of(report))
     view.log(report.step, {key: value for key, value in scalars(report).items() if value is not None})
     keys = report_keys(report.folder)
@@ -95,6 +101,22 @@ def write_results(
     if reports:
         write_html_report(folder, reports, title=run_name, facts={**facts, **failed, **unjudged})
     return summary
+
+
+def name_best(tracker: Tracker, run_folder: Path, best: int | None) -> None:
+    """Has the tracker call the adapter of the best checkpoint so; nothing if there is none, or its file is gone.
+
+    wandb calls what it is given last ``latest``, whatever it is told, so the newest checkpoint's adapter comes after.
+    """
+    checkpoints = run_folder / "checkpoints"
+    folders = step_folders(checkpoints)
+    if best is None or checkpoints / step_name(best) not in folders:
+        if best is not None:
+            logger.warning("The checkpoint of step %d is the best, but is gone: no adapter is called best.", best)
+        return
+    newest = int(folders[-1].name.removeprefix("step_"))
+    for step, alias in [(best, "best"), *([(newest, "latest")] if newest != best else [])]:
+        tracker.log_adapter(step, checkpoints / step_name(step) / "adapter" / ADAPTER_FILE, (alias, f"step-{step}"))
 
 
 def newest_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

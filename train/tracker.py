@@ -1,6 +1,6 @@
-"""Where a run's numbers go: metrics.jsonl always, wandb as a view of it when asked.
+"""Where a run's numbers go beside metrics.jsonl: wandb, as a view of it.
 
-Only this module and ``wandb_runs``, which reads runs back, import wandb.
+Only this module imports wandb, and ``wandb_runs`` and ``wandb_record``, which read runs back.
 """
 
 import logging
@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from physedit.eval_hooks.files import write_text
+from physedit.eval_hooks.files import read_json_lines, write_text
+from physedit.train.checkpoint import step_folders
 from physedit.train.config import ConfigError
 from physedit.train.errands import Errands
 from physedit.train.swept import SWEEP_VARIABLE, check_tracked
+from physedit.train.wandb_log import Row
+from physedit.train.wandb_record import STEP, Record, offline_rows, online_rows, server_rows
 
 logger = logging.getLogger(__name__)
 
 BASE_JOB = "base"
 """The type of the run that holds the base's own evaluation."""
-_STEP = "trainer/step"
-"""The metric of wandb that holds the run's own step."""
-
 
 Extreme = Literal["max", "min"]
 
@@ -101,7 +101,8 @@ class Wandb:
     """A wandb run in the run folder's ``wandb/``; ``offline`` needs no account and can be synced later.
 
     The step is logged as the metric ``trainer/step`` and all others are plotted against it, so that a resume from an
-    older step loses no points (wandb drops lower steps of its own counter).
+    older step loses no points (wandb drops lower steps of its own counter). A run that goes on tells wandb what
+    metrics.jsonl has and wandb lacks, and nothing of a step that wandb has.
 
     A server that does not answer holds up a run by ``start_timeout_s`` and ``finish_timeout_s`` at most and ends none:
     what it lacks lies in the run folder and can be sent with ``wandb sync --no-skip-online``.
@@ -136,6 +137,7 @@ class Wandb:
         self._run: Any = None
         self._run_folder, self._config = Path(), dict[str, Any]()
         self._kept: set[str] = set()
+        self._record = Record(())
         self._is_lost = False
         self._errands = Errands()
         """A table or an artifact has wandb's client ask its server there and then."""
@@ -143,7 +145,8 @@ class Wandb:
     def start(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Opens the wandb run; a resumed run goes on under the id kept in ``wandb/run_id``.
 
-        Under a sweep's agent it is the run that the agent named. Where the server does not answer, it is made offline.
+        One that begins again, because it was never saved, has a new id. Under a sweep's agent it is the run that the
+        agent named. Where the server does not answer, it is made offline.
 
         Raises:
             ConfigError: a sweep set values in wandb that this run does not use, or the server refuses the key.
@@ -153,7 +156,9 @@ class Wandb:
         folder = run_folder / "wandb"
         folder.mkdir(exist_ok=True)
         id_file = folder / "run_id"
-        if not id_file.exists():
+        lines = read_json_lines(run_folder / "metrics.jsonl") if (run_folder / "metrics.jsonl").exists() else []
+        goes_on = bool(step_folders(run_folder / "checkpoints")) or all(line["step"] == 0 for line in lines)
+        if not id_file.exists() or not goes_on:
             write_text(id_file, _id_of_agent() or secrets.token_hex(4))
         self._run = self._opened(run_folder, run_name, id_file.read_text(encoding="utf-8"), config)
         try:
@@ -161,33 +166,41 @@ class Wandb:
         except ConfigError:
             self._run.finish(exit_code=1)
             raise
-        self._run.define_metric(_STEP, hidden=True)
-        self._run.define_metric("*", step_metric=_STEP)
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric("*", step_metric=STEP)
+        if goes_on and lines:
+            self._catch_up(lines)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records numbers against the run's own step."""
-        self._tell(lambda: self._run.log({_STEP: step, **metrics}))
+        """Records numbers against the run's own step, unless an earlier start has."""
+        if not self._record.has(step, metrics):
+            self._record.forget(step, metrics)
+            self._tell(lambda: self._run.log({STEP: step, **metrics}))
 
     def keep_best(self, extremes: Mapping[str, Extreme]) -> None:
         """Has the summary tell ``KEY.max`` or ``KEY.min`` instead of the value recorded last."""
         for key, extreme in extremes.items():
             if key not in self._kept:
-                self._tell(partial(self._run.define_metric, key, step_metric=_STEP, summary=extreme))
+                self._tell(partial(self._run.define_metric, key, step_metric=STEP, summary=extreme))
                 self._kept.add(key)
 
     def log_images(self, step: int, key: str, pictures: Mapping[Path, str]) -> None:
         """Records pictures against the run's own step."""
         import wandb
 
+        if self._record.has_key(step, key):
+            return
         images = [wandb.Image(str(path), caption=caption) for path, caption in pictures.items()]
-        self._tell(lambda: self._run.log({_STEP: step, key: images}))
+        self._tell(lambda: self._run.log({STEP: step, key: images}))
 
     def log_table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Records a table against the run's own step."""
         import wandb
 
+        if self._record.has_key(step, key):
+            return
         table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-        self._errands.add(f"{key} of step {step}", lambda: self._run.log({_STEP: step, key: table}))
+        self._errands.add(f"{key} of step {step}", lambda: self._run.log({STEP: step, key: table}))
 
     def log_base(self, base_id: str, metrics: Mapping[str, float]) -> None:
         """Records the base's evaluation as a run of type ``base``, whose id is ``base_id``: once for all runs.
@@ -218,7 +231,7 @@ class Wandb:
                 tags=self._tags,
                 settings=self._settings(),
             )
-            run.log({_STEP: 0, **metrics})
+            run.log({STEP: 0, **metrics})
             run.finish()
         except Exception as error:  # as in _tell; its numbers are in the run's own summary too
             logger.info("The base's evaluation is not recorded as a run of its own: %s", error)
@@ -251,6 +264,28 @@ class Wandb:
                 "%s; send it with: wandb sync --no-skip-online %s",
                 self._finish_timeout_s, self._folder, self._folder,
             )  # fmt: skip
+
+    def _catch_up(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Reads what earlier starts have told, and tells the rest of what metrics.jsonl has."""
+        try:
+            self._record = Record(self._earlier_rows())
+        except ConfigError as error:
+            logger.warning("wandb may get points twice that it has already: %s", error)
+            return
+        for line in lines:
+            step, numbers = int(line["step"]), {key: v for key, v in line.items() if key != "step" and v is not None}
+            if not self._record.has(step, numbers):
+                self._tell(partial(self._run.log, {STEP: step, **numbers}))
+                self._record.add(step, numbers)
+
+    def _earlier_rows(self) -> list[Row]:
+        run, folder = self._run, self._run_folder / "wandb"
+        rows = offline_rows(folder, run.id, self._folder)
+        if run.offline:
+            return rows + online_rows(folder, run.id, self._folder)
+        return rows + (
+            server_rows(f"{run.entity}/{run.project}/{run.id}", self._start_timeout_s) if run.resumed else []
+        )
 
     @property
     def _folder(self) -> Path:

@@ -3,10 +3,7 @@
 They have numbers, settings and curves, but no answers and pictures: the run folder keeps those.
 """
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +13,12 @@ from physedit.eval_hooks.comparing.runs import Curve, Evaluation, Run, When, con
 from physedit.eval_hooks.hook import MetricChange
 from physedit.train.config import ConfigError, one_line
 from physedit.train.summary import delta_key, is_delta_key
+from physedit.train.tracker import BASE_JOB
+from physedit.train.wandb_log import Log, Row, read_log
 
 API_TIMEOUT_S = 30
-_READER_TIMEOUT_S = 300
 _STEP_KEYS = ("trainer/step", "step", "_step")
 """What holds the run's own step, in the order of trust; ``step`` is that of older runs."""
-Row = Mapping[str, Any]
 
 
 def offline_files(path: Path) -> tuple[Path, ...]:
@@ -34,14 +31,17 @@ def offline_files(path: Path) -> tuple[Path, ...]:
 def read_offline_runs(files: Sequence[Path], *, when: When = When.NEWEST) -> list[Run]:
     """Returns the runs of ``.wandb`` logs; those of one run, which went on several times, are one.
 
-    Read by wandb's own reader (``wandb leet inspect``).
+    Logs that a kill left empty are passed over. Read by wandb's own reader (``wandb leet inspect``).
 
     Raises:
-        ConfigError: wandb cannot read one, or it holds no run.
+        ConfigError: wandb cannot read one, or none holds a run.
     """
-    by_id: dict[str, list[_Log]] = {}
-    for log in map(_read_log, files):
-        by_id.setdefault(log.run_id, []).append(log)
+    by_id: dict[str, list[Log]] = {}
+    for log in map(read_log, files):
+        if log is not None:
+            by_id.setdefault(log.run_id, []).append(log)
+    if not by_id:
+        raise ConfigError(f"{files[0]} holds no run: wandb wrote nothing of it before it ended. Give the run's folder.")
     return [
         _run(
             logs[-1].name, logs[-1].place, logs[-1].state, logs[-1].config, [r for log in logs for r in log.rows], when
@@ -51,57 +51,48 @@ def read_offline_runs(files: Sequence[Path], *, when: When = When.NEWEST) -> lis
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
-    """What one ``.wandb`` file holds of a run."""
+class Project:
+    """What to read over wandb's API.
 
-    run_id: str
-    name: str
-    place: str
-    state: str | None
-    config: Row
-    rows: Sequence[Row]
+    Attributes:
+        path: ``ENTITY/PROJECT``, or ``ENTITY/PROJECT/SWEEP`` for the runs of one sweep, as ``wandb agent`` has it.
+        group: only runs of this group (``tracker.group``); None for all.
+    """
 
-
-def _read_log(file: Path) -> _Log:
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_READER_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        raise ConfigError(f"wandb cannot read {file}: {one_line(str(said))}. Give the run's own folder.") from error
-    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    opened = next((record["run"] for record in records if record.get("type") == "run"), None)
-    if opened is None:
-        raise ConfigError(f"{file} holds no run: wandb wrote nothing of it before it ended. Give the run's own folder.")
-    history = [record["history"]["item"] for record in records if record.get("type") == "history"]
-    config = {key: value for key, value in opened["config"]["update"].items() if not key.startswith("_")}
-    exits = [record["exit"].get("exit_code", 0) for record in records if record.get("type") == "exit"]
-    state = None if not exits else "finished" if exits[-1] == 0 else "failed"
-    name = str(opened.get("display_name") or file.stem)
-    return _Log(str(opened.get("run_id") or file.stem), name, str(file), state, config, history)
+    path: str
+    group: str | None = None
 
 
-def read_project(path: str, *, when: When = When.NEWEST) -> tuple[Run, ...]:
-    """Returns the runs of ``ENTITY/PROJECT`` over wandb's API, the oldest first.
+def read_project(project: Project, *, when: When = When.NEWEST) -> tuple[Run, ...]:
+    """Returns the runs of a project or sweep, the oldest first; without the runs that are a base's own evaluation.
 
     Raises:
-        ConfigError: wandb cannot be reached, knows no such project, or the project holds no training run.
+        ConfigError: wandb cannot be reached, knows no such project, or there is no training run.
     """
-    if path.count("/") != 1 or not all(path.split("/")):
-        raise ConfigError(f"--wandb {path}: expected ENTITY/PROJECT, as in the address of the project's page.")
+    names = project.path.split("/")
+    if len(names) not in (2, 3) or not all(names):
+        raise ConfigError(
+            f"--wandb {project.path}: expected ENTITY/PROJECT, as in the address of the project's page, or "
+            "ENTITY/PROJECT/SWEEP, as for wandb agent."
+        )
+    chosen = {"sweep": "/".join(names[2:]), "group": project.group or ""}
+    filters = {key: value for key, value in chosen.items() if value}
     import wandb
 
     try:
-        found = list(wandb.Api(timeout=API_TIMEOUT_S).runs(path, order="+created_at"))
-        runs = [_from_api(run, when) for run in found if getattr(run, "job_type", None) in (None, "train")]
+        found = wandb.Api(timeout=API_TIMEOUT_S).runs(
+            "/".join(names[:2]), filters=filters, order="+created_at", lazy=False
+        )
+        runs = [_from_api(run, when) for run in found if getattr(run, "job_type", None) != BASE_JOB]
     except Exception as error:  # wandb raises its own errors, those of requests, and plain ones, by release
         raise ConfigError(
-            f"--wandb {path}: wandb's API gave no answer ({type(error).__name__}: {one_line(str(error))}). Log in with "
-            "wandb login, check the name and the network; without them, give the run folders or the offline runs "
-            "(RUN/wandb/offline-run-*) instead."
+            f"--wandb {project.path}: wandb's API gave no answer ({type(error).__name__}: {one_line(str(error))}). Log "
+            "in with wandb login, check the name and the network; without them, give the run folders or the offline "
+            "runs (RUN/wandb/offline-run-*) instead."
         ) from error
     if not runs:
-        raise ConfigError(f"--wandb {path}: the project holds no training run.")
+        which = "".join(f" of {key} {value}" for key, value in filters.items())
+        raise ConfigError(f"--wandb {project.path}: the project holds no training run{which}.")
     return tuple(runs)
 
 

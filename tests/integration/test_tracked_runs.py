@@ -1,13 +1,21 @@
 """What wandb gets of runs beside their numbers: group and tags, the base once, pictures, answers, adapters."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import wandb
 from tests.support.wandb_server import KEY, WandbServer, wandb_server
 
+from physedit.eval_hooks.hook import EvalReport, LateContext
+from physedit.eval_hooks.judges.judge import JudgeUnavailable
+from physedit.eval_hooks.picabench.hook import PicaBenchHook
+from physedit.train.judge_run import judge_run
 from physedit.train.tracker import Wandb
 
 EVALUATED = (
@@ -87,6 +95,47 @@ def test_adapters_are_artifacts_only_when_asked(run_smoke: Callable[..., Path], 
         ("model", file, 8, ["latest", "step-8"]),
         ("model", file, 8, ["best", "step-8"]),
     ]
+
+
+def named(run: Path) -> dict[str, str]:
+    """Returns the digest of the adapter that each alias is on, once the run's logs are sent to a server."""
+    with wandb_server() as server:
+        command = [sys.executable, "-m", "wandb", "sync", "--include-synced", *logs_of(run)]
+        environment = os.environ | {"WANDB_BASE_URL": server.base_url, "WANDB_API_KEY": KEY}
+        subprocess.run(command, check=True, timeout=120, capture_output=True, env=environment)
+        return server.aliases[f"adapter-{(run / 'wandb' / 'run_id').read_text()}"]
+
+
+def logs_of(run: Path) -> list[str]:
+    return sorted(map(str, (run / "wandb").glob("offline-run-*")))
+
+
+def test_the_alias_best_follows_a_judge_who_comes_late(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """Step 4 is judged after the run alone, and is the best; the newest checkpoint stays the latest."""
+    finish, accuracies = PicaBenchHook.finish, {4: 0.9, 8: 0.5}
+
+    def judged(self: PicaBenchHook, context: LateContext) -> EvalReport:
+        if context.step == away:
+            raise JudgeUnavailable("gone")
+        report = finish(self, context)
+        key = "scenes/physics_acc"
+        metric = replace(report.metrics[key], tuned=accuracies.get(context.step, 0.1))
+        return replace(report, metrics={**report.metrics, key: metric})
+
+    away: int | None = 4
+    monkeypatch.setattr(PicaBenchHook, "finish", judged)
+    run = run_smoke(
+        "tracker=wandb", "tracker.log_adapters=true", "eval_steps=[4]", "eval=scenes", "eval.scenes.num_steps=1",
+        "eval.scenes.limit=1", "eval.scenes.background=true", "best_metric=scenes/physics_acc",
+    )  # fmt: skip
+    before = named(run)
+    assert before["best"] == before["latest"] == before["step-8"] != before["step-4"]
+    away = None
+    judge_run(run, (), None, lambda *_: None)
+    assert json.loads((run / "summary.json").read_text())["best"]["step"] == 4
+    after = named(run)
+    assert after["best"] == after["step-4"] == before["step-4"]
+    assert after["latest"] == after["step-8"] == before["step-8"]
 
 
 def test_the_bases_job_type_is_taken():

@@ -1,6 +1,8 @@
 """As much of wandb's server as its client needs for an online run: the run, its history, its files; and its loss.
 
-Source: what wandb 0.31.0's client asks: ``UpsertBucket``, ``RunResumeStatus``, ``CreateRunFiles``, and file_stream.
+Source: what wandb 0.31.0's client asks: ``UpsertBucket``, ``RunResumeStatus``, ``CreateRunFiles``, ``CreateArtifact``,
+``ArtifactType``, and file_stream. Of an artifact it takes what it is and what it is called, but no file.
+What is read of runs, ``wandb_api`` answers.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support import wandb_api
 
 KEY = "0" * 40
 """Of the form that the client takes for a key."""
@@ -50,6 +54,8 @@ class WandbServer:
 
     base_url: str = ""
     runs: dict[str, TrackedRun] = field(default_factory=dict)
+    aliases: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the name of an artifact: the digest of the version that an alias is on."""
     is_cut: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -82,7 +88,11 @@ class WandbServer:
             run = self.runs.get(variables["name"])
             bucket = None if run is None else self._resumed(run)
             return {"model": {"id": "project", "name": variables["project"], "entity": _ENTITY, "bucket": bucket}}
-        return {}
+        if "mutation CreateArtifact " in query:
+            return {"createArtifact": {"artifact": self._name_artifact(variables["input"])}}
+        if "query ArtifactType" in query:
+            return {"project": {"artifact": None}}  # any type will do
+        return wandb_api.read(query, variables, self.runs) or {}
 
     def stream(self, run: TrackedRun, sent: dict[str, Any]) -> None:
         """Takes rows of the run's files, each of which says where its first row goes."""
@@ -108,6 +118,11 @@ class WandbServer:
             "historyLineCount": len(run.history),
         }
 
+    def _name_artifact(self, told: dict[str, Any]) -> dict[str, Any]:
+        names = self.aliases.setdefault(told["artifactCollectionName"], {})
+        names |= {each["alias"]: told["digest"] for each in told["aliases"]}
+        return {"id": told["digest"], "state": "COMMITTED", "artifactSequence": {"id": "s", "latestArtifact": None}}
+
     def _resumed(self, run: TrackedRun) -> dict[str, Any]:
         last = run.history[max(run.history)] if run.history else {}
         return {
@@ -126,7 +141,7 @@ class WandbServer:
         }
 
 
-_ENTITY = {"id": "entity", "name": "someone"}
+_ENTITY = {"id": "entity", "name": wandb_api.OWNER}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from physedit.train import comparing
 from physedit.train.comparing import CompareRequest, compare, compare_sweep
 from physedit.train.config import ConfigError
 from physedit.train.tracker import Wandb
-from physedit.train.wandb_runs import offline_files, read_offline_runs, read_project
+from physedit.train.wandb_runs import Project, offline_files, read_offline_runs, read_project
 
 FILES = {"compare.csv", "compare.json", "compare.md", "compare.html"}
 ROWS: list[Mapping[str, float]] = [
@@ -163,7 +163,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
         def __init__(self, timeout: int) -> None:
             assert timeout > 0
 
-        def runs(self, path: str, order: str) -> object:
+        def runs(self, path: str, order: str, **_chosen: object) -> object:
             assert (path, order) == ("team/physics", "+created_at")
             if isinstance(answer, Exception):
                 raise answer
@@ -174,9 +174,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
 
 def test_runs_of_a_project_are_read_over_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(
-        monkeypatch, [ApiRun("one"), ApiRun("judged", job_type="eval"), ApiRun("two", config={"optimizer": {"lr": 2}})]
+        monkeypatch, [ApiRun("one"), ApiRun("judged", job_type="base"), ApiRun("two", config={"optimizer": {"lr": 2}})]
     )
-    runs = read_project("team/physics")
+    runs = read_project(Project("team/physics"))
     assert [(run.name, run.settings) for run in runs] == [("one", {"optimizer.lr": 1.0}), ("two", {"optimizer.lr": 2})]
     assert runs[0].place == "team/physics/abc"
     assert compare_runs(runs).differing == ("optimizer.lr",)
@@ -186,15 +186,15 @@ def test_runs_of_a_project_are_read_over_the_api(monkeypatch: pytest.MonkeyPatch
 def test_a_server_that_does_not_answer_is_one_paragraph(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     serve(monkeypatch, error)
     with pytest.raises(ConfigError, match=r"gave no answer \(\w+: .*wandb login.*offline runs"):
-        read_project("team/physics")
+        read_project(Project("team/physics"))
 
 
 def test_a_project_without_runs_and_a_wrong_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, [])
     with pytest.raises(ConfigError, match="no training run"):
-        read_project("team/physics")
+        read_project(Project("team/physics"))
     with pytest.raises(ConfigError, match="expected ENTITY/PROJECT"):
-        read_project("physics")
+        read_project(Project("physics"))
 
 
 def test_the_verb_prints_tables_writes_files_and_refuses_with_2(sweep: Path, tmp_path: Path) -> None:

@@ -111,6 +111,45 @@ def test_d15_a_point_that_wandb_drops_would_be_seen(tmp_path, monkeypatch):
     assert drops(folder)
 
 
+def test_d15_a_start_tells_wandb_what_its_file_has_and_wandb_lacks_and_nothing_twice(tmp_path, monkeypatch):
+    """Killed at step 12, the last two of which are done again; wandb's log ends with step 11, or holds nothing."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "checkpoints" / "step_00000010").mkdir(parents=True)
+    record(tmp_path, (1, 11)).finish({}, exit_code=0)
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in range(1, 13):
+        file.append(step, {"train/loss": float(step)})
+    file.append(10, {"picabench/acc": 0.5, "picabench/psnr": None})
+    (first,) = (tmp_path / "wandb").glob("offline-run-*")
+    empty = first.with_name(first.name.replace("offline-run-2", "offline-run-1"))
+    empty.mkdir()
+    log = next(first.glob("*.wandb"))
+    (empty / log.name).write_bytes(log.read_bytes()[:7])  # what a kill before the first write leaves
+
+    tracker = record(tmp_path, (11, 14))
+    tracker.log(10, {"picabench/acc": 0.5})
+    tracker.log(10, {"picabench/acc": 0.75})
+    tracker.finish({}, exit_code=0)
+    assert not empty.exists()
+    assert (tmp_path / "wandb" / f"empty-{empty.name}").is_dir()
+    _, second = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert points(second) == [(12, 12.0), (13, 13.0), (14, 14.0)]
+    evaluated = [(row["trainer/step"], row["picabench/acc"]) for row in logged(second, "picabench/acc")]
+    assert evaluated == [(10, 0.5), (10, 0.75)], "another outcome is another point"
+
+
+def test_a_run_that_begins_again_is_another_run_of_wandb(tmp_path, monkeypatch):
+    """It was never saved: what it did before may have been done with other settings."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for _ in range(2):
+        record(tmp_path, (1, 3)).finish({}, exit_code=0)
+        for step in (1, 2, 3):
+            MetricsFile(tmp_path / "metrics.jsonl").append(step, {"train/loss": float(step)})
+    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 2
+    assert all(points(folder) == [(1, 1.0), (2, 2.0), (3, 3.0)] for folder in folders)
+
+
 def report_of(step: int, change: float, **about: object) -> EvalReport:
     """Returns a report whose accuracies changed by this much."""
     found = MetricChange(0.5, 0.5 + change, change, None, 4)
