@@ -39,6 +39,7 @@ BENCHMARKS = (
     Benchmark("toy_base", "what the toy editors get without an adapter", quick=("--scenes", "10")),
     Benchmark("memory_sizes", "parameters and sizes of the released models, computed"),
     Benchmark("sizes", "what common pictures become in each backbone, computed"),
+    Benchmark("start_up", "seconds to the first step over imports alone", quick=("--rounds", "3")),
     Benchmark("step_overhead", "a training step against a bare loop over the same modules", quick=("--rounds", "4")),
     Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50")),
     Benchmark("from_videos", "examining a video; give videos", is_asked_for=True),

@@ -19,6 +19,8 @@ def terminal_table(record: Record) -> str:
         seconds = f"{entry.seconds:.0f}"
         if entry.results is None:
             rows.append((name, f"failed with exit code {entry.exit_code}", "", "", "", "", seconds))
+        elif not entry.results:
+            rows.append((name, "printed its own table", "", "", "", "", seconds))
         for number, result in enumerate(entry.results or ()):
             first = number == 0
             met = _MET[result.is_met].strip("*")
@@ -97,7 +99,7 @@ def _markdown_rows(benchmark: Benchmark, entry: Entry | None) -> list[Sequence[s
 
 
 def _target(result: Result) -> str:
-    return result.target.replace("<= ", "at most ").replace(">= ", "at least ").replace("== ", "just ")
+    return result.target.replace("<= ", "at most ").replace(">= ", "at least ").replace("== ", "exactly ")
 
 
 def _machine(record: Record) -> str:
