@@ -1,4 +1,4 @@
-"""A denoiser of as few blocks as tell what all of them take: of a row of equal ones the first, a middle, the last.
+"""A denoiser of as few blocks as tell what all of them take: of a row of equal ones two, a middle, the last.
 
 Where every n-th block is recomputed, n blocks together are what repeats.
 """
@@ -18,8 +18,9 @@ from physedit.models.lora_targets import matching_layers
 
 _LENGTHS: Mapping[str, str] = {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
 """What the denoisers' config calls the lengths of their lists of blocks."""
-_TRACED = 3
-"""Of a row of equal groups of blocks: the first, one for all between, the last."""
+_TRACED = 4
+"""Of a row of equal groups of blocks: the first two, one for all between, the last. While the second runs, what came
+into the first is let go of, which happens once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _layers_of(adapted: Sequence[str], blocks: str, number: int) -> tuple[str, .
 
 
 def _representatives(signatures: Sequence[tuple[str, ...]], size: int) -> list[_Chosen]:
-    """Returns groups of ``size`` blocks to trace: of a row of equal blocks the first, a middle, the last.
+    """Returns groups of ``size`` blocks to trace: of a row of equal blocks the first two, a middle, the last.
 
     What is left over behind the last whole group is traced block by block.
     """
@@ -137,6 +138,6 @@ def _representatives(signatures: Sequence[tuple[str, ...]], size: int) -> list[_
         num_groups = len(row) // size
         groups = [_Chosen(tuple(row[size * n : size * (n + 1)]), 1) for n in range(num_groups)]
         if num_groups > _TRACED:
-            groups = [groups[0], _Chosen(groups[1].numbers, num_groups - 2), groups[-1]]
+            groups = [groups[0], groups[1], _Chosen(groups[2].numbers, num_groups - 3), groups[-1]]
         chosen += groups + [_Chosen((number,), 1) for number in row[size * num_groups :]]
     return chosen

@@ -9,11 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from physedit.models.backbone import Conditioning
+from physedit.models.estimating import shallow
 from physedit.models.estimating.architectures import Architecture, flux_architecture, qwen_architecture
 from physedit.models.estimating.step import Workload, count_adapter, trace_step
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.lora import LoraSettings, add_adapter
 from physedit.models.qwen_image_edit import QwenImageEdit
+from physedit.models.sizes import PictureSizes
 from physedit.train.objective import Draws, FlowMatching
 
 TOLERANCE = 0.10
@@ -27,7 +29,7 @@ class Case:
     weights: str
     rank: int
     micro_batch: int
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int
     side_px: int
     dtype: str = "float32"
 
@@ -38,6 +40,7 @@ CASES = (
     Case("random_tiny", 8, 4, True, 128),
     Case("random_tiny", 32, 1, False, 256),
     Case("toy", 8, 2, False, 128, "bfloat16"),
+    Case("toy", 8, 2, 2, 128),
 )
 
 
@@ -118,9 +121,34 @@ def test_the_peak_of_a_step_is_predicted_within_a_tenth(family: str, case: Case)
         assert found.peak == pytest.approx(measured, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, 2])
 @pytest.mark.parametrize("family", ["flux", "qwen"])
-def test_arithmetic_and_adapter_are_counted_as_torch_counts_them(family: str, checkpointing: bool) -> None:
+def test_the_blocks_that_are_traced_tell_what_all_blocks_take(
+    family: str, checkpointing: bool | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture = (
+        flux_architecture("black-forest-labs/FLUX.1-Kontext-dev@none")
+        if family == "flux"
+        else qwen_architecture("Qwen/Qwen-Image-Edit@none", PIPELINE)
+    )
+    workload = Workload(
+        micro_batch=1,
+        sizes=PictureSizes((64, 64), (64, 64)),
+        num_sources=1,
+        text_tokens=TEXT_TOKENS,
+        has_mask=False,
+        dtype=torch.bfloat16,
+        gradient_checkpointing=checkpointing,
+        gradients_wait=True,
+    )
+    found = trace_step(architecture, architecture.presets["attention_mlp"], LoraSettings(4, 4.0), workload)
+    monkeypatch.setattr(shallow, "_TRACED", 1000)
+    assert found == trace_step(architecture, architecture.presets["attention_mlp"], LoraSettings(4, 4.0), workload)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True, 2])
+@pytest.mark.parametrize("family", ["flux", "qwen"])
+def test_arithmetic_and_adapter_are_counted_as_torch_counts_them(family: str, checkpointing: bool | int) -> None:
     case = Case("toy", 4, 2, checkpointing, 64)
     architecture = architecture_of(family, "toy")
     step = Step(family, case, architecture)
