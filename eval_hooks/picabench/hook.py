@@ -4,28 +4,25 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from physedit.data_loaders.sample import PromptLevel
-from physedit.eval_hooks.files import digest_of
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport, LateContext
 from physedit.eval_hooks.judges.judge import Judge, RemoteJudge
 from physedit.eval_hooks.picabench.benchmark import check_benchmark
-from physedit.eval_hooks.picabench.comparison import Comparison, write_report
 from physedit.eval_hooks.picabench.edit_task import EditSettings
 from physedit.eval_hooks.picabench.generate import edit_benchmark
 from physedit.eval_hooks.picabench.input_copy import copy_inputs
 from physedit.eval_hooks.picabench.judging import JudgeSettings
-from physedit.eval_hooks.picabench.manifest import OutputsMismatch
 from physedit.eval_hooks.picabench.measure import MeasuringRules
 from physedit.eval_hooks.picabench.measures import Measures, PicaBenchMeasures
+from physedit.eval_hooks.picabench.reporting import Reporting
 from physedit.eval_hooks.picabench.scoring import Scoring, Work
 from physedit.eval_hooks.picabench.sides import Side, Sides
-from physedit.eval_hooks.picabench.subset import part_in_words
 from physedit.eval_hooks.ranks import Ranks
-from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys
+from physedit.eval_hooks.report_file import load_report, report_keys
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +116,7 @@ class PicaBenchHook:
             rules=MeasuringRules.OFFICIAL if judge.protocol.name == "official" else plain,
             settings=JudgeSettings(judge_workers, max_unanswered_share, judge_time_budget_s),
         )
+        self._reporting = Reporting(name, self._sides, self._scoring, reference)
         self._made: set[Path] = set()
         """Shared sides whose pictures this process has made for ``finish``."""
 
@@ -156,7 +154,8 @@ class PicaBenchHook:
         Reports about another benchmark, or made with other edit settings, judge or measures, are left out.
         """
         keys_of = {folder: report_keys(folder) for folder in sorted((run_folder / "eval" / self._name).glob("*"))}
-        kept = [folder for folder, keys in keys_of.items() if keys and keys.settings_key == self._settings_key]
+        own = self._reporting.settings_key
+        kept = [folder for folder, keys in keys_of.items() if keys and keys.settings_key == own]
         if others := sum(keys is not None for keys in keys_of.values()) - len(kept):
             log.info("%s: %d earlier reports were made with other settings and are left out", self._name, others)
         reports = [load_report(folder) for folder in kept]
@@ -182,7 +181,7 @@ class PicaBenchHook:
             self._make_input_copy(context, reference, base)
         tuned = self._sides.tuned(context)
         self._forget_unknown(context, tuned)
-        is_finished = self._is_finished(work.ranks, base, tuned)
+        is_finished = self._reporting.is_finished(work.ranks, base, tuned)
         if context.step > 0 and not is_finished:
             edit_benchmark(context, self._sides.task(tuned, twin=base.folder))
         # All pictures are there from here on: where the judge refuses, it can be done later without the editor.
@@ -193,7 +192,7 @@ class PicaBenchHook:
             return load_report(tuned.folder)
         if context.step > 0:
             self._scoring.score(work, tuned, earlier=(base.folder,))
-        return self._report(work.ranks, base, tuned, reference, step=context.step, started=started)
+        return self._reporting.write(work.ranks, base, tuned, reference, step=context.step, started=started)
 
     def generate(self, context: EvalContext) -> None:
         """Makes the pictures of ``context.step``, and those of the base if need be; every rank calls it.
@@ -214,7 +213,7 @@ class PicaBenchHook:
     def pending(self, run_folder: Path, last_step: int) -> tuple[int, ...]:
         """Returns the steps up to ``last_step`` whose pictures are made, but not all judged and reported."""
         steps = [step for step in self._sides.made_steps(run_folder) if step > 0 or self._cadence.at_start]
-        return tuple(step for step in steps if step <= last_step and self._is_pending(run_folder, step))
+        return tuple(step for step in steps if step <= last_step and self._reporting.is_pending(run_folder, step))
 
     def finish(self, context: LateContext) -> EvalReport:
         """Judges, measures and reports the pictures of ``context.step``; needs no editor, and no other rank.
@@ -234,25 +233,12 @@ class PicaBenchHook:
         tuned = self._sides.made(context.run_folder, context.step)
         if context.step > 0:
             self._scoring.score(work, tuned, earlier=(base.folder,))
-        return self._report(ranks, base, tuned, reference, step=context.step, started=started)
+        return self._reporting.write(ranks, base, tuned, reference, step=context.step, started=started)
 
     def stop(self) -> None:
         """Has a judge on a server not be asked any more, because the process ends."""
         if isinstance(self._scoring.judge, RemoteJudge):
             self._scoring.judge.stop()
-
-    @cached_property
-    def _settings_key(self) -> str:
-        return digest_of({**self._sides.settings, **self._asked})
-
-    @property
-    def _asked(self) -> Mapping[str, object]:
-        """What decides the numbers that the same pictures get."""
-        return {**self._scoring.described, "reference": self._has_reference}
-
-    def _report_keys(self, base: Side, tuned: Side) -> ReportKeys:
-        decided_by = {"base": base.key, "tuned": tuned.key, **self._asked}
-        return ReportKeys(key=digest_of(decided_by), settings_key=self._settings_key)
 
     def _make_base(self, context: EvalContext, base: Side) -> None:
         self._scoring.fetch(self._work(context), base)
@@ -270,49 +256,12 @@ class PicaBenchHook:
             ranks = self._work(context).ranks
             ranks.first_alone(tuned.folder.parent, lambda: shutil.rmtree(tuned.folder, ignore_errors=True))
 
-    def _is_finished(self, ranks: Ranks, base: Side, tuned: Side) -> bool:
-        keys, may_lack = self._report_keys(base, tuned), self._sides.edits.time_budget_s is not None
-        found: list[bool] = []
-
-        def look() -> None:
-            is_reported = self._scoring.is_reported(tuned.folder, keys, may_lack=may_lack)
-            found.append(is_reported and load_report(tuned.folder).is_whole)
-
-        ranks.together(tuned.folder, look)
-        return found[0]
-
-    def _is_pending(self, run_folder: Path, step: int) -> bool:
-        try:
-            base, tuned = self._sides.made(run_folder, 0), self._sides.made(run_folder, step)
-        except OutputsMismatch:
-            return False
-        is_current = report_keys(tuned.folder) == self._report_keys(base, tuned)
-        return not is_current or not load_report(tuned.folder).is_whole
-
     def _work(self, context: EvalContext) -> Work:
         ranks = Ranks(context.rank, context.world_size, context.barrier)
         return Work(ranks, context.base_cache / self._name, self._labelled(context.progress))
 
     def _labelled(self, progress: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
         return lambda done, total, label: progress(done, total, f"{self._name}: {label}")
-
-    def _report(
-        self, ranks: Ranks, base: Side, tuned: Side, reference: Side | None, *, step: int, started: float
-    ) -> EvalReport:
-        comparison = Comparison(
-            hook=self._name,
-            step=step,
-            base=base.folder,
-            tuned=tuned.folder,
-            judge=self._scoring.judge,
-            measures=self._scoring.measures,
-            part=part_in_words(self._sides.limit, self._sides.per_law),
-            num_items=base.num_items,
-            input_copy=None if reference is None else reference.folder,
-        )
-        keys = self._report_keys(base, tuned)
-        ranks.first_alone(tuned.folder, lambda: write_report(comparison, keys, time.monotonic() - started))
-        return load_report(tuned.folder)
 
 
 def _refuse_out_of_range(
