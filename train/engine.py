@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -98,7 +99,16 @@ class Engine(Protocol):
     def step(self) -> Tensor:
         """Clips the accumulated gradient once, updates once, clears it; returns the norm before clipping.
 
-        The norm is that of the whole adapter, the same on every rank. With one that is not finite nothing is updated.
+        The norm is that of the whole adapter, the same on every rank. With one that is not finite nothing is updated;
+        if ``refused`` is a number, nothing after it either.
+        """
+        ...
+
+    @property
+    def refused(self) -> Tensor | None:
+        """1 on the device from the first update that was not made because of its norm, 0 before; float32.
+
+        None where ``step`` waits for the device, so that its norm can be looked at without further cost.
         """
         ...
 
@@ -147,6 +157,8 @@ class PlainEngine:
         self._bare = bare
         self._denoiser = accelerator.prepare_model(bare) if accelerator.num_processes > 1 else bare
         self._optimizer = optimizer
+        self._parameters = list(trainable(bare).values())
+        self._refused = _refusal_of(optimizer, self._parameters[0].device)
         self._arithmetic = arithmetic
 
     @property
@@ -179,14 +191,21 @@ class PlainEngine:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> Tensor:
-        """Clips, updates and clears; waits for the device."""
+        """Clips, updates and clears; waits for the device only if the optimizer cannot leave an update out there."""
         limit = self._arithmetic.max_grad_norm
-        parameters = list(trainable(self._bare).values())
-        norm = nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
-        if bool(norm.isfinite()):
+        norm = nn.utils.clip_grad_norm_(self._parameters, math.inf if limit is None else limit)
+        if self._refused is not None:
+            # It stays 1, so that the adapter is what it was before the first update that was not made.
+            torch.maximum(self._refused, norm.isfinite().logical_not().float(), out=self._refused)
+        if self._refused is not None or bool(norm.isfinite()):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm
+
+    @property
+    def refused(self) -> Tensor | None:
+        """A number if the optimizer is a fused one of torch."""
+        return self._refused
 
     def adapter(self) -> dict[str, Tensor]:
         """Returns views of the adapter."""
@@ -224,3 +243,15 @@ class PlainEngine:
             global_batch=self._arithmetic.global_batch,
             max_grad_norm=self._arithmetic.max_grad_norm,
         )
+
+
+def _refusal_of(optimizer: Optimizer, device: torch.device) -> Tensor | None:
+    """Returns the number by which ``optimizer`` is told on the device to leave updates out; None if it does not listen.
+
+    Source: torch.amp.GradScaler, which tells fused optimizers so of gradients that have overflowed.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    refused = torch.zeros((), device=device)
+    optimizer.found_inf = refused  # type: ignore[attr-defined]
+    return refused

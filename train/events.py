@@ -21,7 +21,7 @@ from physedit.train.failures import EvalFailure
 from physedit.train.late import LateReports
 from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.metrics_file import MetricsFile
-from physedit.train.processes import Processes
+from physedit.train.processes import Pace, Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import name_best, pending_steps, record_report, write_results
 from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
@@ -68,6 +68,8 @@ class RunEvents:
     """On rank 0, if checkpoints are to be copied."""
     late: LateReports
     """What is judged beside training; rank 0 alone hands over to it."""
+    pace: Pace
+    """How often ranks agree on what is asked."""
     reports: list[EvalReport] = field(default_factory=list)
     failures: list[EvalFailure] = field(default_factory=list)
 
@@ -87,13 +89,19 @@ class RunEvents:
         return self.trainer.processes
 
     def request(self) -> Request:
-        """Returns what is asked of any rank. Ranks agree, so that none waits for another in a collective."""
+        """Returns what is asked of any rank. Ranks agree, so that none waits for another in a collective.
+
+        What is asked between two agreements waits for the next one, some steps or about a second later.
+        """
+        if not self.pace.is_due():
+            return Request.NONE
         number = self.stop.signal_number or 0
         asked = Request.NONE if self.files is None else self.files.asked()
         if asked is Request.STOP:
             number = number or signal.SIGTERM
         saves = asked is Request.SAVE or self.stop.save_is_asked
         agreed = self.processes.largest(Request.STOP + number if number else Request.SAVE if saves else Request.NONE)
+        self.pace.agree()
         if agreed > Request.STOP:
             self.stop.signal_number = agreed - Request.STOP
             return Request.STOP
@@ -129,7 +137,8 @@ class RunEvents:
         Raises:
             Exception: what a hook raised, if failures are to stop the run.
         """
-        for hook in self.due(step):
+        due = self.due(step)
+        for hook in due:
             report, errors = self._attempt(hook, step)
             if errors:
                 self._record_failure(hook.name, step, errors)
@@ -138,7 +147,8 @@ class RunEvents:
             elif isinstance(hook, LateHook) and self.accelerator.is_main_process:
                 self.late.submit(hook, step)
         self.collect()
-        self.processes.wait()
+        if due:
+            self.processes.wait()
 
     def go_on(self, step: int) -> None:
         """Takes up, at the start of a run that goes on at ``step``, what an earlier start left unjudged or unlogged.

@@ -4,6 +4,7 @@ Shape legend: B micro batch, C latent channels, h w latent cells.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -116,7 +117,8 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
     """Trains from ``start`` to the last step. All ranks call it.
 
     Raises:
-        NonFiniteLoss: a loss or gradient is not finite; the adapter is as it was before that step.
+        NonFiniteLoss: a loss or gradient is not finite; the adapter is as it was before that step. Where the engine
+            does not wait for the device, it is raised where the logging window closes.
         TooManyDropped: more rows than the run allows cannot be used.
         Stopped: it was asked to; a checkpoint of the current step was written first.
     """
@@ -125,16 +127,14 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
     batches = trainer.batches(progress.position)
     while progress.step < trainer.num_steps:
         started = time.monotonic()
-        trainer.engine.denoiser.train()
+        if not trainer.backbone.denoiser.training:  # to say so takes longer than to ask, in thousands of modules
+            trainer.engine.denoiser.train()
         trainer.engine.set_learning_rate(trainer.schedule.factor(progress.step, trainer.num_steps))
         share = accumulate(trainer, batches)
-        grad_norm = update(trainer, share, progress.step + 1)
-        if trainer.average is not None:
-            trainer.average.update(trainer.engine.adapter())
-
         progress = progress.after_step(trainer.global_batch)
+        update(trainer, share, progress)
+
         num_samples += trainer.global_batch
-        trainer.recent.append(_Step(progress.step, share, grad_norm))
         events.advance(progress.step)
         request = events.request()
         is_last = progress.step == trainer.num_steps
@@ -166,7 +166,7 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
         is_last = micro_step == trainer.accumulation - 1
         with trainer.engine.accumulating(is_last=is_last):
             terms = forward(trainer, positioned)
-            trainer.engine.backward(terms.loss / trainer.accumulation)
+            trainer.engine.backward(telling(terms.loss) / trainer.accumulation)
         total += terms.loss.detach() / trainer.accumulation
         batch = positioned.batch
         ids.extend(name if weight else None for name, weight in zip(batch.sample_ids, batch.weights, strict=True))
@@ -176,32 +176,33 @@ def accumulate(trainer: Trainer, batches: Iterator[PositionedBatch]) -> _Share:
     return _Share(tuple(ids), num_fitted, tuple(dropped), total, torch.cat(per_sample))
 
 
-def update(trainer: Trainer, share: _Share, step: int) -> Tensor:
-    """Clips the accumulated gradient once and updates once; returns the gradient's norm before clipping.
+def telling(loss: Tensor) -> Tensor:
+    """Returns ``loss``, whose gradient is not a number where it is not finite, and else is its own, bit for bit.
 
-    It waits for the device: no update may be made with a number that is not finite.
+    A square overflows long before its gradient does. Gradients are summed over ranks anyway, so that the norm tells
+    every rank of every rank's loss, and no collective is needed for that.
+    """
+    return loss * (1.0 + 0.0 * loss.detach())
+
+
+def update(trainer: Trainer, share: _Share, progress: Progress) -> None:
+    """Clips the accumulated gradient once and updates once, adapter and average, but not with what is not finite.
+
+    Where the engine leaves that to the device, the host does not wait for it: the window that closes next tells.
 
     Raises:
-        NonFiniteLoss: on every rank, before the adapter has changed.
+        NonFiniteLoss: on every rank, where the engine waits for the device.
     """
-    if trainer.processes.largest(int(not bool(share.loss.isfinite()))):
-        raise non_finite(trainer, share, step, None)
-    grad_norm = trainer.engine.step()
-    if not bool(grad_norm.isfinite()):  # of the whole adapter, hence the same on every rank
-        raise non_finite(trainer, share, step, float(grad_norm))
-    return grad_norm
-
-
-def non_finite(trainer: Trainer, share: _Share, step: int, grad_norm: float | None) -> NonFiniteLoss:
-    """Returns the error that names step and samples of all ranks; all ranks call it."""
-    loss = float(trainer.accelerator.reduce(share.loss, reduction="mean"))
-    named = ", ".join(gather_object(share.not_finite())) or "none by itself"
-    norm = "not computed" if grad_norm is None else grad_norm
-    return NonFiniteLoss(
-        f"The loss of step {step} is {loss} and its gradient norm {norm}. "
-        f"Samples whose loss is not finite: {named}. Nothing was updated with it and nothing saved after it. Look at "
-        f"their pictures and text; if there are many or none, lower optimizer.lr, or use backbone.dtype=float32."
-    )
+    refused = trainer.engine.refused
+    if refused is None and trainer.processes.largest(int(not bool(share.loss.isfinite()))):
+        grad_norm = torch.full_like(share.loss, math.nan)  # a step is not even tried
+    else:
+        grad_norm = trainer.engine.step()
+    trainer.recent.append(_Step(progress.step, share, grad_norm))
+    if refused is None and not bool(grad_norm.isfinite()):  # of the whole adapter, hence the same on every rank
+        close_window(trainer, progress)
+    if trainer.average is not None:
+        trainer.average.update(trainer.engine.adapter(), refused)
 
 
 def forward(trainer: Trainer, positioned: PositionedBatch) -> LossTerms:
@@ -223,20 +224,39 @@ def dropping_out(trainer: Trainer, position: int) -> AbstractContextManager[None
 
 
 def close_window(trainer: Trainer, progress: Progress) -> Progress:
-    """Adds the steps since the last call to the logging window.
+    """Adds the steps since the last call to the logging window; waits for the device. All ranks call it.
+
+    Nothing that the adapter or its average is needed for is done before the steps that made them are closed.
 
     Raises:
+        NonFiniteLoss: on every rank, for the first step whose loss or gradient is not finite; the adapter is as it
+            was before it, whatever came after.
         TooManyDropped: on every rank, because all of them know all dropped rows.
     """
     recent = list(trainer.recent)
     trainer.recent.clear()
-    losses = trainer.accelerator.reduce(torch.stack([entry.share.loss for entry in recent]), reduction="mean")
+    reduced = trainer.accelerator.reduce(torch.stack([entry.share.loss for entry in recent]), reduction="mean")
+    losses: list[float] = reduced.tolist()
+    norms: list[float] = torch.stack([entry.grad_norm for entry in recent]).tolist()
+    for entry, loss, norm in zip(recent, losses, norms, strict=True):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise non_finite(entry, loss, norm)
     mine = [sum(entry.share.num_fitted for entry in recent), sum(len(entry.share.dropped) for entry in recent)]
-    counts = trainer.accelerator.reduce(torch.tensor(mine, device=losses.device), reduction="sum")
+    counts = trainer.accelerator.reduce(torch.tensor(mine, device=reduced.device), reduction="sum")
     num_fitted, num_dropped = map(int, counts.tolist())
     if num_dropped:
         trainer.dropped.add(gather_object([(entry.step, row) for entry in recent for row in entry.share.dropped]))
-    return progress.with_losses(losses.tolist(), float(recent[-1].grad_norm)).with_fitted(num_fitted)
+    return progress.with_losses(losses, norms[-1]).with_fitted(num_fitted)
+
+
+def non_finite(entry: _Step, loss: float, grad_norm: float) -> NonFiniteLoss:
+    """Returns the error that names step and samples of all ranks; all ranks call it."""
+    named = ", ".join(gather_object(entry.share.not_finite())) or "none by itself"
+    return NonFiniteLoss(
+        f"The loss of step {entry.step} is {loss} and its gradient norm {grad_norm}. "
+        f"Samples whose loss is not finite: {named}. Nothing was updated with it and nothing saved after it. Look at "
+        f"their pictures and text; if there are many or none, lower optimizer.lr, or use backbone.dtype=float32."
+    )
 
 
 def numbers(trainer: Trainer, progress: Progress) -> dict[str, float]:

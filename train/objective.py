@@ -40,8 +40,9 @@ class LossTerms:
         """
         if all(weight == 1.0 for weight in weights):
             return self
-        factors = torch.tensor(weights, dtype=self.per_sample.dtype, device=self.per_sample.device)
-        return replace(self, loss=(self.per_sample * factors).mean())
+        factors = torch.tensor(weights, dtype=self.per_sample.dtype, pin_memory=self.per_sample.is_cuda)
+        on_device = factors.to(self.per_sample.device, non_blocking=True)
+        return replace(self, loss=(self.per_sample * on_device).mean())
 
 
 class Objective(Protocol):

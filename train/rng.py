@@ -13,19 +13,22 @@ from physedit.train.objective import Draws
 def draw(seed: int, positions: Sequence[int], like: Tensor) -> Draws:
     """Returns the noise and the sigma draw of the samples at ``positions`` of the run.
 
-    Drawn on the CPU, so that every device and every number of ranks trains with the same numbers.
+    Drawn on the CPU, so that every device and every number of ranks trains with the same numbers. The copy to a GPU
+    is not waited for.
 
     Args:
         seed: the run's seed.
         positions: global positions of the samples, one per row of ``like``.
         like: ``[B, C, h, w]``; gives shape and device.
     """
-    noise, normal = [], []
-    for position in positions:
+    pinned = like.is_cuda
+    noise = torch.empty((len(positions), *like.shape[1:]), pin_memory=pinned)
+    normal = torch.empty(len(positions), pin_memory=pinned)
+    for row, position in enumerate(positions):
         generator = torch.Generator().manual_seed(stream_seed(seed, "noise", position))
-        normal.append(torch.randn((), generator=generator))
-        noise.append(torch.randn(like.shape[1:], generator=generator))
-    return Draws(torch.stack(noise).to(like.device), torch.stack(normal).to(like.device))
+        torch.randn((), generator=generator, out=normal[row])
+        torch.randn(like.shape[1:], generator=generator, out=noise[row])
+    return Draws(noise.to(like.device, non_blocking=True), normal.to(like.device, non_blocking=True))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from physedit.train.order import (
     write_plan,
 )
 from physedit.train.preflight import check_levels, check_references
-from physedit.train.processes import Processes
+from physedit.train.processes import Pace, Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import best_numbers, facts_of, newest_numbers
 from physedit.train.rules import batches_per_step
@@ -252,6 +252,7 @@ def _run(
         files=RequestFiles(folder) if is_main else None,
         uploads=Uploads(str(target)) if is_main and (target := config.checkpoint.upload_to) is not None else None,
         late=LateReports(folder, base_cache_of(config), bar.late),
+        pace=Pace(trainer.processes),
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
         failures=read_failures(folder, start.step),
     )

@@ -63,9 +63,18 @@ class AdapterAverage:
         self.values = {name: value.detach().clone() for name, value in live.items()}
 
     @torch.no_grad()
-    def update(self, live: Mapping[str, Tensor]) -> None:
-        """Moves the average towards the live adapter by 1 - decay; call once after every optimizer step."""
-        torch._foreach_lerp_(list(self.values.values()), [live[name] for name in self.values], 1.0 - self.decay)
+    def update(self, live: Mapping[str, Tensor], refused: Tensor | None = None) -> None:
+        """Moves the average towards the live adapter by 1 - decay; call once after every optimizer step.
+
+        Args:
+            live: the adapter after the step.
+            refused: 1 on the device if the step's update was not made, else 0: then the average stays as it is.
+        """
+        values, targets = list(self.values.values()), [live[name] for name in self.values]
+        if refused is None:
+            torch._foreach_lerp_(values, targets, 1.0 - self.decay)
+        else:
+            torch._foreach_lerp_(values, targets, [(1.0 - self.decay) * (1.0 - refused)] * len(values))
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Copies ``values`` in place; names must be the same."""

@@ -194,6 +194,11 @@ class ZeroEngine:
             )
         return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32)
 
+    @property
+    def refused(self) -> Tensor | None:
+        """None: DeepSpeed waits for the device in every step."""
+        return None
+
     def adapter(self) -> dict[str, Tensor]:
         """Returns views of the adapter; under ZeRO-3 copies of it, gathered."""
         with self._whole():
