@@ -16,7 +16,7 @@ from physedit.train import loop, sft
 from physedit.train.compose import compose_config
 from physedit.train.signals import StopFlag
 
-PARTS = ("accumulate", "forward", "clip")
+PARTS = ("accumulate", "forward", "update")
 
 
 def main() -> int:
