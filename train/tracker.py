@@ -157,7 +157,8 @@ class Wandb:
         folder.mkdir(exist_ok=True)
         id_file = folder / "run_id"
         lines = read_json_lines(run_folder / "metrics.jsonl") if (run_folder / "metrics.jsonl").exists() else []
-        goes_on = bool(step_folders(run_folder / "checkpoints")) or all(line["step"] == 0 for line in lines)
+        is_saved = bool(step_folders(run_folder / "checkpoints"))
+        goes_on = is_saved or _id_of_agent() is not None or all(line["step"] == 0 for line in lines)
         if not id_file.exists() or not goes_on:
             write_text(id_file, _id_of_agent() or secrets.token_hex(4))
         self._run = self._opened(run_folder, run_name, id_file.read_text(encoding="utf-8"), config)

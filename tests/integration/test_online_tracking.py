@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from physedit.train.cli import app
 from physedit.train.config import ConfigError
 from physedit.train.events import RunEvents
+from physedit.train.metrics_file import MetricsFile
 from physedit.train.tracker import Wandb
 
 STEPS = list(range(1, 9))
@@ -104,6 +105,38 @@ def test_a_server_that_is_away_at_the_start_makes_an_offline_run(server: WandbSe
     server.come_back()
     assert send_as_told(caplog.text, tmp_path).name.startswith("offline-run-")
     assert server.runs[(tmp_path / "wandb" / "run_id").read_text()].points("train/loss") == [(1, 0.5)]
+
+
+def test_an_online_run_that_goes_on_tells_the_server_what_it_lacks_and_nothing_twice(
+    server: WandbServer, tmp_path: Path
+):
+    """The server has steps 1 to 12; the file has 13 besides, and the newest checkpoint is of step 10."""
+    (tmp_path / "checkpoints" / "step_00000010").mkdir(parents=True)
+    for told, in_file in ((range(1, 13), range(1, 14)), (range(11, 16), ())):
+        tracker = Wandb(mode="online")
+        tracker.start(tmp_path, "run", {"seed": 1})
+        for step in told:
+            tracker.log(step, {"train/loss": float(step)})
+        tracker.finish({}, exit_code=0)
+        for step in in_file:
+            MetricsFile(tmp_path / "metrics.jsonl").append(step, {"train/loss": float(step)})
+        wandb.teardown()
+    (run,) = server.runs.values()
+    assert run.points("train/loss") == [(step, float(step)) for step in range(1, 16)]
+
+
+def test_a_server_that_does_not_tell_what_it_has_ends_no_run(server: WandbServer, tmp_path: Path, monkeypatch, caplog):
+    (tmp_path / "checkpoints" / "step_00000010").mkdir(parents=True)
+    MetricsFile(tmp_path / "metrics.jsonl").append(1, {"train/loss": 1.0})
+    monkeypatch.setattr("tests.support.wandb_api.read", lambda *_: {})
+    for step in (1, 1):
+        tracker = Wandb(mode="online", start_timeout_s=5.0)
+        tracker.start(tmp_path, "run", {"seed": 1})
+        tracker.log(step, {"train/loss": 1.0})
+        tracker.finish({}, exit_code=0)
+    assert "wandb may get points twice that it has already" in caplog.text
+    (run,) = server.runs.values()
+    assert {step for step, _ in run.points("train/loss")} == {1}
 
 
 def test_a_client_that_is_killed_ends_no_run(server: WandbServer, tmp_path: Path, caplog):

@@ -78,7 +78,9 @@ def test_d15_a_run_killed_and_stopped_has_every_step_once_in_wandb_and_in_its_fi
     with wandb_server() as server:
         command = [sys.executable, "-m", "wandb", "sync", *map(str, logs_of(run))]
         environment = os.environ | {"WANDB_BASE_URL": server.base_url, "WANDB_API_KEY": KEY}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr
         (sent,) = server.runs.values()
         assert sorted(sent.points("train/loss")) == losses

@@ -102,7 +102,7 @@ def named(run: Path) -> dict[str, str]:
     with wandb_server() as server:
         command = [sys.executable, "-m", "wandb", "sync", "--include-synced", *logs_of(run)]
         environment = os.environ | {"WANDB_BASE_URL": server.base_url, "WANDB_API_KEY": KEY}
-        subprocess.run(command, check=True, timeout=120, capture_output=True, env=environment)
+        subprocess.run(command, check=True, timeout=300, capture_output=True, env=environment, cwd=run.parent)
         return server.aliases[f"adapter-{(run / 'wandb' / 'run_id').read_text()}"]
 
 
