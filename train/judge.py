@@ -190,8 +190,10 @@ def _key(override: str) -> str:
 
 def _refuse_evaluation_of_a_run(folder: Path, out: Path) -> None:
     """Refuses to write over what a run has found about one of its steps."""
-    run = folder.resolve().parents[2] if len(folder.resolve().parents) > 2 else folder
-    if out.resolve() == folder.resolve() and folder.resolve().parents[1].name == "eval" and _is_run_folder(run):
+    place = folder.resolve()
+    hook = place.parent  # the parent of the root is the root: no folder is too high for this
+    run = hook.parent.parent
+    if out.resolve() == place and hook.parent.name == "eval" and _is_run_folder(run):
         raise ConfigError(
             f"{folder} is an evaluation of the run {run}, whose report would be replaced. Finish it with: physedit "
             f"judge {run}. Or write elsewhere: out=FOLDER."

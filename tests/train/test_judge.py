@@ -13,6 +13,7 @@ from tests.support.runs import physedit
 
 from physedit.eval_hooks.report_file import load_report, report_schema
 from physedit.train.cli import guarded
+from physedit.train.judge import outputs_of
 
 RESULTS = {
     "analysis.json", "consistency.jsonl", "items.jsonl", "judging.json", "output.json", "psnr_analysis.json",
@@ -61,6 +62,12 @@ def test_a_place_in_ones_home_is_found_there(outputs: Path, tmp_path: Path, monk
     with judge_server() as server:
         assert verb(outputs, "out=~/results", *judge_at(server)) == 0
     assert (tmp_path / "results" / "report.json").is_file()
+
+
+def test_a_folder_at_the_root_of_the_file_system_is_a_folder_as_any_other() -> None:
+    told = ["judge.model=seer", "judge.base_url=http://localhost:1/v1"]
+    with pytest.raises(ValueError, match=r"has no meta_info\.json|cannot be written"):
+        outputs_of(Path("/no-such-outputs"), told, None, None)
 
 
 def test_the_papers_rows_are_found_by_the_editor_and_the_level_that_are_told(outputs: Path, tmp_path: Path) -> None:
