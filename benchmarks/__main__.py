@@ -84,9 +84,9 @@ def run(benchmark: Benchmark, arguments: tuple[str, ...]) -> Entry:
     started, date, load = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         json_path = Path(folder) / "results.json"
-        command = [sys.executable, "-m", module, *arguments, "--json", str(json_path)]
-        exit_code = waited_for(command)
-        results = found(json_path)
+        keeping = ["--json", str(json_path)] if benchmark.has_figures else []
+        exit_code = waited_for([sys.executable, "-m", module, *arguments, *keeping])
+        results = found(json_path) if benchmark.has_figures or exit_code else ()
     return Entry(
         command=shlex.join(["python", "-m", module, *arguments]),
         results=results,

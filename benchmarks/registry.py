@@ -13,6 +13,7 @@ class Benchmark:
         arguments: of a full run.
         quick: of a run with ``--quick``; the same as a full run's where it is short anyway.
         is_asked_for: it runs only if it is named: it takes too long, or needs what is not in the project.
+        has_figures: it has ``--json``; else it only prints.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Benchmark:
     arguments: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     is_asked_for: bool = False
+    has_figures: bool = True
 
 
 BENCHMARKS = (
@@ -41,7 +43,7 @@ BENCHMARKS = (
     Benchmark("sizes", "what common pictures become in each backbone, computed"),
     Benchmark("start_up", "seconds to the first step over imports alone", quick=("--rounds", "3")),
     Benchmark("step_overhead", "a training step against a bare loop over the same modules", quick=("--rounds", "4")),
-    Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50")),
+    Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50"), has_figures=False),
     Benchmark("from_videos", "examining a video; give videos", is_asked_for=True),
     Benchmark("demo", "the demo against what it promises, six minutes", is_asked_for=True),
     Benchmark("kills", "twenty kills of a process of a run, ten minutes", ("--kills", "20"), is_asked_for=True),
