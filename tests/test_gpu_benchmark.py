@@ -87,4 +87,4 @@ def report_of(record: dict[str, object]) -> Report:
         record, model="kontext", overrides=("micro_batch=1",), predicted_peak=2**29, predicted_s=1.0,
         predicted_range_s=(0.5, 2.0), useful_flops=300, done_flops=400, peak_flops=1000.0,
     )  # fmt: skip
-    return Report("card", "H100", "1", "2", "3", "abc", "today", "gpu.sh", False, 16, 1024, [one])
+    return Report("card", "H100", "1", "2", "3", "abc", "today", "gpu.sh", False, False, 16, 1024, [one])

@@ -11,6 +11,7 @@ import typer
 
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
+from physedit.train.estimate_placement import TF32_VARIABLE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,13 +66,14 @@ class _Answer:
     turns: list[Turn]
     nearest: Turn | None
     time: TimeRange | None
+    time_in_tf32: TimeRange | None
     searched: Searched | None
 
 
 def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bool) -> _Answer:
     from physedit.train import estimate_search
     from physedit.train.estimate import RESERVE_BYTES
-    from physedit.train.estimate_gpus import fits, time_range
+    from physedit.train.estimate_gpus import fits, time_in_tf32, time_range
 
     is_fitting = fits(found, gpu)
     turns = [] if is_fitting else estimate_search.knobs_to_turn(config, gpu)
@@ -84,6 +86,7 @@ def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bo
         turns,
         None if can_fit else estimate_search.nearest_knob(config, gpu),
         time_range(found, gpu) if config.backbone.dtype == "bfloat16" else None,
+        time_in_tf32(found, gpu) if config.backbone.dtype == "bfloat16" else None,
         estimate_search.search(config, gpu) if search else None,
     )
 
@@ -126,6 +129,12 @@ def _on_gpu(answer: _Answer) -> list[str]:
         lines.append(
             f"{answer.time.fast_s:.1f} to {answer.time.slow_s:.1f} s a step, {_speed(answer.time)}, "
             f"{answer.time.sample_s:.3g} s a sample: not measured"
+        )
+    if answer.time_in_tf32 is not None:
+        faster = answer.time_in_tf32
+        lines.append(
+            f"{faster.fast_s:.1f} to {faster.slow_s:.1f} s a step, {faster.sample_s:.3g} s a sample, with the products "
+            f"of the adapter in TF32: {TF32_VARIABLE}=1"
         )
     return lines if answer.searched is None else [*lines, "", *_listed(answer.searched, answer)]
 

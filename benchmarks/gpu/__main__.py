@@ -87,6 +87,7 @@ def main() -> int:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         is_tiny=is_tiny,
+        tf32=torch.backends.cuda.matmul.allow_tf32,
         rank=given.rank,
         side_px=TINY_SIDE if is_tiny else 1024,
         legs=[],

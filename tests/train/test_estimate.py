@@ -12,7 +12,7 @@ from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.estimate import Estimate, estimate
-from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_range
+from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_in_tf32, time_range
 from physedit.train.estimate_search import EQUALLY_FAST, knobs_to_turn, nearest_knob, search
 
 RECIPE = ("experiment=pica100k_kontext", "launch.num_processes=8")
@@ -119,6 +119,20 @@ def test_a_larger_micro_batch_makes_widening_of_quantised_weights_cheaper() -> N
     one, four = (time_range(estimated(*base, f"micro_batch={size}"), gpu).sample_s for size in (1, 4))
     exact = time_range(estimated(*RECIPE, "launch=zero2"), gpu).sample_s
     assert exact < four < one
+
+
+def test_tf32_is_told_of_and_counted_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = find_gpu("H100")
+    plain = estimated(*RECIPE, "launch=zero2")
+    faster = time_in_tf32(plain, gpu)
+    assert faster is not None
+    saved = plain.step.slow_flops * (1 / 66.9e12 - 1 / 494.7e12) * plain.accumulation / 0.6
+    assert time_range(plain, gpu).fast_s - faster.fast_s == pytest.approx(saved)
+    asked = estimated(*RECIPE, "launch=zero2", "+launch.env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
+    assert time_range(asked, gpu) == faster
+    assert time_in_tf32(asked, gpu) is None
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
+    assert time_range(estimated(*RECIPE, "launch=zero2"), gpu) == faster
 
 
 def test_launches_exchange_what_they_must() -> None:
