@@ -29,7 +29,7 @@ BENCHMARKS = (
     Benchmark("judge", "a slow judge's answers against the ideal time", quick=("--rounds", "2")),
     Benchmark("bookkeeping", "what a question costs besides the judge, from 500 to 4,000 questions"),
     Benchmark("compare", "comparing 5 to 200 runs, and reporting on 900 items", quick=("--rounds", "1")),
-    Benchmark("evaluation", "an item edited and judged, alone and in batches", quick=("--rounds", "1")),
+    Benchmark("evaluation", "an item edited and judged, alone and in batches", quick=("--rounds", "2")),
     Benchmark("encoded_cache", "reading an encoded pair against encoding it"),
     Benchmark("loader", "the loader against decoding alone", quick=("--epochs", "4", "--rounds", "3")),
     Benchmark("open_set", "opening 105,085 rows against 1,000", quick=("--repeats", "3")),
