@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support import signalled_train
 from tests.support.runs import smoke_overrides
 from tests.support.wandb_server import KEY, wandb_server
@@ -31,7 +32,7 @@ def start(world: Path, root: Path, signal_at: str = "", **variables: str) -> sub
     given = [each for each in smoke_overrides(world, root, "run", SETTINGS) if each != "tracker=none"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SIGNAL_AT": signal_at, "WANDB_SILENT": "true", **variables}
     command = [sys.executable, str(Path(signalled_train.__file__)), *given]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 
 
 def logs_of(run: Path) -> list[Path]:
@@ -48,6 +49,7 @@ def told(rows: list[dict[str, Any]], key: str, step: str = "trainer/step") -> li
     return sorted((row[step], row[key]) for row in rows if key in row)
 
 
+@pytest.mark.slow
 def test_d15_a_run_killed_and_stopped_has_every_step_once_in_wandb_and_in_its_file(world: Path, tmp_path: Path) -> None:
     """Steps of the killed start that are done again are in wandb's log of it."""
     run = tmp_path / "run"
