@@ -70,12 +70,17 @@ def check_attention(name: object, *, dtype: str, has_masks: bool) -> None:
         )
     if dtype != _HALF and not kernels.in_float32:
         raise ValueError(f"{asked} takes {_HALF} alone, but backbone.dtype is {dtype}. {instead}")
-    if not kernels.on_cpu and not torch.cuda.is_available():
+    if needs_cuda(name) and not torch.cuda.is_available():
         raise ValueError(
             f"{asked} needs a CUDA device, and torch sees none. Run on a machine with a GPU and a CUDA build of torch, "
             "or use backbone.attention=null, native or _native_math."
         )
     _check_package(str(name))
+
+
+def needs_cuda(name: object) -> bool:
+    """True if these kernels are known and run on a CUDA device alone. Pure."""
+    return isinstance(name, str) and name in ATTENTION and not ATTENTION[name].on_cpu
 
 
 def set_attention(denoiser: nn.Module, name: str) -> None:
