@@ -181,8 +181,10 @@ class _Estimator:
         lasting = sum(resident.values())
         wait = resident["gradients"]
         updated = FLOAT_BYTES * self.traced.adapter.num_parameters // max(1, self._share())
-        # torch's default on CUDA updates all numbers at once and takes room for one more copy; DeepSpeed's parts too.
+        # The fused form takes no room; torch's other form on CUDA takes it for one more copy; DeepSpeed's parts may.
         temporary = updated if self.traced.placement.on_gpu else FLOAT_BYTES * self.traced.adapter.largest
+        if self.traced.is_fused and self.traced.placement.zero_stage == 0:
+            temporary = 0
         is_whole = not self.traced.gradients_wait
         working = self.traced.step.peak - (wait if is_whole else 0)
         found = {

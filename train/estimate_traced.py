@@ -1,5 +1,6 @@
 """What estimating learns of a run's editor, adapter and optimizer, each thing once: nothing is loaded or computed."""
 
+import inspect
 from functools import cached_property, lru_cache
 
 import torch
@@ -13,6 +14,7 @@ from physedit.models.lora import LoraSettings, preset_targets
 from physedit.models.parts import checked_dtype
 from physedit.models.quantization import check_sharding
 from physedit.models.sizes import PictureSizes, kontext_sizes, qwen_size
+from physedit.train.build import resolve_target
 from physedit.train.config import ConfigError
 from physedit.train.estimate_placement import Placement, placement_of
 from physedit.train.optim import build_optimizer
@@ -143,6 +145,16 @@ class Traced:
         optimizer.step()
         state = [each for each in optimizer.state[parameter].values() if isinstance(each, torch.Tensor)]
         return sum(each.nbytes for each in state if each.dim()) / parameter.numel()
+
+    @property
+    def is_fused(self) -> bool:
+        """The optimizer is the fused form of its class, as ``build_optimizer`` chooses it on a GPU."""
+        node = self.config.optimizer
+        if any(form in node for form in ("fused", "foreach", "capturable", "differentiable")):
+            return bool(node.get("fused", False))
+        kind = resolve_target(str(node["_target_"]))
+        has_fused = kind.__module__.startswith("torch.optim.") and "fused" in inspect.signature(kind).parameters
+        return has_fused and self.placement.on_gpu
 
     @cached_property
     def base(self) -> int:

@@ -121,6 +121,14 @@ def test_a_larger_micro_batch_makes_widening_of_quantised_weights_cheaper() -> N
     assert exact < four < one
 
 
+def test_a_fused_update_takes_no_room_and_the_other_form_that_of_the_adapter() -> None:
+    alone = (*RECIPE[:1], "launch=none", "global_batch=2")
+    fused = estimated(*alone)
+    whole = fused.rows["adapter"]
+    assert estimated(*alone, "+optimizer.foreach=true").phases["update"] - fused.phases["update"] == whole
+    assert estimated(*alone, "+optimizer.fused=true").phases == fused.phases
+
+
 def test_tf32_is_told_of_and_counted_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = find_gpu("H100")
     plain = estimated(*RECIPE, "launch=zero2")
