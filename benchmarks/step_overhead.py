@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from benchmarks.results import Result, add_json_option, report, spread_of
-from physedit.data_loaders.loader import PositionedBatch, Share
+from physedit.data_loaders.loader import Share
 from physedit.models.backbone import Backbone, Conditioning, conditioning_of
 from physedit.models.estimating.tracker import LiveBytes
 from physedit.models.latents import pack
@@ -50,14 +50,13 @@ from physedit.train.order import build_plan
 from physedit.train.processes import Pace, Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.rng import draw
-from physedit.train.signals import Request, RequestFiles, StopFlag
+from physedit.train.signals import RequestFiles, StopFlag
 from physedit.train.state import Progress, trainable
 from physedit.train.summary import best_rule
 from physedit.train.tracker import NoTracker
 
 SIDE_PX = 128
-NUM_SAMPLES = 8
-"""Of the bare loop, in turns."""
+NUM_SAMPLES = 8  # of the bare loop, in turns
 MOST_TIME, MOST_MEMORY = 1.03, 1.05
 FOREVER = 10**9
 
@@ -127,7 +126,7 @@ def build(folder: Path) -> Pair:
     encoded = encoded_rows(config, team.processes, backbone, dataset, plan, stop=StopFlag())
     trainer = sft.build_trainer(config, team, backbone, dataset, plan=plan, share=Share(1), encoded=encoded)
     store = CheckpointStore(folder / "checkpoints", backbone, adapter_format, "")
-    run = Run(trainer, RunEvents(**events_of(config, trainer, store, folder)))
+    run = Run(trainer, events_of(config, trainer, store, folder))
     optimizer = build_optimizer(config.optimizer, trainable(backbone.denoiser).values())
     bare = BareLoop(backbone.denoiser, optimizer, float(config.max_grad_norm), inputs_of(trainer))
     own: Any = trainer.engine  # its optimizer is nobody else's business
@@ -173,61 +172,36 @@ def config_of(folder: Path, weights: Path) -> DictConfig:
     return compose_config(given)
 
 
-def events_of(config: DictConfig, trainer: Trainer, store: CheckpointStore, folder: Path) -> dict[str, Any]:
-    """Returns the parts of a run's events, without hooks."""
+def events_of(config: DictConfig, trainer: Trainer, store: CheckpointStore, folder: Path) -> RunEvents:
+    """Returns a run's events, without hooks and without a checkpoint at a block's end."""
     policy = Policy(
         run_name="overhead", num_steps=FOREVER, save_every=0, keep=1, keep_best=0, best=best_rule(config),
         stops_at_eval_failure=False, facts={},
     )  # fmt: skip
     bar = ProgressBar(FOREVER, 0, trainer.global_batch, is_main=True)
-    return {
-        "policy": policy, "trainer": trainer, "folder": folder, "base_cache": folder / "base", "store": store,
-        "hooks": [], "metrics_file": MetricsFile(folder / "metrics.jsonl"), "tracker": NoTracker(), "bar": bar,
-        "stop": StopFlag(), "files": RequestFiles(folder), "uploads": None,
-        "late": LateReports(folder, folder / "base", bar.late), "pace": Pace(trainer.processes),
-    }  # fmt: skip
+    events = RunEvents(
+        policy=policy, trainer=trainer, folder=folder, base_cache=folder / "base", store=store, hooks=[],
+        metrics_file=MetricsFile(folder / "metrics.jsonl"), tracker=NoTracker(), bar=bar, stop=StopFlag(),
+        files=RequestFiles(folder), uploads=None, late=LateReports(folder, folder / "base", bar.late),
+        pace=Pace(trainer.processes),
+    )  # fmt: skip
+    events.save = lambda progress: None  # type: ignore[method-assign]  # noqa: ARG005
+    return events
 
 
 class Run:
-    """A run of the loop, some steps at a time, with the events of a run; but no checkpoint at a block's end."""
+    """A run of the loop, some steps at a time."""
 
     def __init__(self, trainer: Trainer, events: RunEvents) -> None:
         self._trainer, self._events = trainer, events
         self._progress = Progress()
         batches = trainer.batches(0)
-
-        def going_on(_position: int) -> Iterator[PositionedBatch]:
-            return batches
-
-        trainer.batches = going_on
+        trainer.batches = lambda _position: batches  # each block goes on with the loader of the one before
 
     def block(self, num_steps: int) -> None:
         """Makes so many steps more."""
         self._trainer.num_steps = self._progress.step + num_steps
-        self._progress = fit(self._trainer, self, self._progress)
-
-    def request(self) -> Request:
-        """As the run."""
-        return self._events.request()
-
-    def save_is_due(self, step: int) -> bool:
-        """As the run."""
-        return self._events.save_is_due(step)
-
-    def save(self, progress: Progress) -> None:
-        """Writes nothing."""
-
-    def evaluate(self, step: int) -> None:
-        """As the run."""
-        self._events.evaluate(step)
-
-    def log(self, step: int, metrics: dict[str, float], num_samples: int, seconds: float) -> None:
-        """As the run."""
-        self._events.log(step, metrics, num_samples, seconds)
-
-    def advance(self, step: int) -> None:
-        """As the run."""
-        self._events.advance(step)
+        self._progress = fit(self._trainer, self._events, self._progress)
 
 
 @dataclass(frozen=True)
