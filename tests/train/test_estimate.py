@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
-from physedit.train.estimate import Estimate, estimate
+from physedit.train.estimate import Estimate, estimate, useful_flops
 from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_in_tf32, time_range
 from physedit.train.estimate_search import EQUALLY_FAST, knobs_to_turn, nearest_knob, search
 
@@ -127,6 +127,19 @@ def test_a_fused_update_takes_no_room_and_the_other_form_that_of_the_adapter() -
     whole = fused.rows["adapter"]
     assert estimated(*alone, "+optimizer.foreach=true").phases["update"] - fused.phases["update"] == whole
     assert estimated(*alone, "+optimizer.fused=true").phases == fused.phases
+
+
+@pytest.mark.parametrize("backbone", ["toy", "toy_qwen_image_edit"])
+def test_useful_operations_are_a_samples_and_none_is_counted_twice(backbone: str) -> None:
+    base = ("experiment=smoke", f"backbone={backbone}", "global_batch=4")
+    plain, recomputed = estimated(*base, "micro_batch=1"), estimated(
+        *base, "micro_batch=1", "backbone.gradient_checkpointing=true"
+    )  # fmt: skip
+    useful = useful_flops(compose_config([*base, "micro_batch=1"]))
+    # Of seven products of attention one is done twice.
+    assert 6 / 7 * plain.step.flops < useful < plain.step.flops < recomputed.step.flops
+    assert useful_flops(compose_config([*base, "micro_batch=1", "backbone.gradient_checkpointing=true"])) == useful
+    assert useful_flops(compose_config([*base, "micro_batch=4"])) == pytest.approx(useful, rel=1e-9)
 
 
 def test_tf32_is_told_of_and_counted_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
