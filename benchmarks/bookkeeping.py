@@ -59,9 +59,11 @@ def results_of(costs_us: dict[tuple[str, int], list[float]]) -> list[Result]:
         print(f"{words}: {growth:.2f} times the cost of a question of {few}")
         rounds = costs_us[what, many]
         found.append(
-            Result(f"a question {words}, {many} in a folder", min(rounds), "us of CPU", "", spread_of(rounds, "rounds"))
+            Result(
+                f"a question {words}, {many:,} in a folder", min(rounds), "us of CPU", "", spread_of(rounds, "rounds")
+            )
         )
-        found.append(Result(f"a question {words}, {many} over {few} in a folder", growth, "times", "<= 1.25"))
+        found.append(Result(f"a question {words}, {many:,} over {few} in a folder", growth, "times", "<= 1.25"))
     return found
 
 

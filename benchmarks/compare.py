@@ -101,7 +101,7 @@ def in_process(folders: list[Path], out: Path) -> float:
 
 def whole_evaluations(work: Path, rounds: int) -> list[Result]:
     """Returns what PICABench's size takes: bookkeeping and report of one evaluation, and comparing five runs."""
-    size = f"{ALL_ITEMS} items and {ALL_QUESTIONS} questions"
+    size = f"{ALL_ITEMS} items and {ALL_QUESTIONS:,} questions"
     judge = InstantJudge(seed=1)
     started = time.process_time()
     write_side(work / "alone", items_of(ALL_ITEMS, ALL_QUESTIONS), judge)

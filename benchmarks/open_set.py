@@ -82,7 +82,7 @@ def main() -> None:
 def results_of(found: dict[int, list[Opening]], processes: dict[int, list[float]]) -> list[Result]:
     """Prints and returns how many rows stand to few."""
     fewer, more = found
-    rows, repeats = f"{more} rows over {fewer}", f"fastest of {len(found[more])}"
+    rows, repeats = f"{more:,} rows over {fewer:,}", f"fastest of {len(found[more])}"
     few, many = (min(o.seconds for o in found[count]) for count in found)
     print(f"without imports: {1e3 * (many - few):+.0f} ms, ratio {many / few:.2f} (promised: at most 1.2)")
     results = [Result(f"opening {rows}, without imports", many / few, "times", "<= 1.2", repeats)]
@@ -91,7 +91,10 @@ def results_of(found: dict[int, list[Opening]], processes: dict[int, list[float]
     results.append(Result(f"opening {rows}, from the start of the process", many / few, "times", "<= 1.2", repeats))
     few, many = (statistics.median(o.own_mib for o in found[count]) for count in found)
     print(f"own memory: {many - few:+.1f} MiB (promised: below 2)")
-    return [*results, Result(f"own memory of {more} rows beyond that of {fewer}", many - few, "MiB", "<= 2", "medians")]
+    return [
+        *results,
+        Result(f"own memory of {more:,} rows beyond that of {fewer:,}", many - few, "MiB", "<= 2", "medians"),
+    ]
 
 
 def write_set(folder: Path, num_rows: int) -> None:

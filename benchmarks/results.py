@@ -47,6 +47,8 @@ class Result:
 
 def spread_of(values: Sequence[float], what: str) -> str:
     """Returns least and most of the values, and how many there are of ``what`` (``rounds``)."""
+    if len(values) == 1:
+        return f"1 {what.removesuffix('s')}"
     return f"{short(min(values))} to {short(max(values))}, {len(values)} {what}"
 
 
