@@ -6,6 +6,7 @@ import re
 from omegaconf import DictConfig, OmegaConf
 
 from physedit.data_loaders.sample import PromptLevel
+from physedit.models.attention import needs_cuda
 from physedit.models.backbone import LORA_PRESET_NAMES
 from physedit.train.config import ConfigError, suggestion
 from physedit.train.heldout import check_heldout
@@ -121,6 +122,12 @@ def _check_backbone(config: DictConfig) -> None:
         raise ConfigError(
             f"backbone.quantization={quantization} needs a CUDA device, but device=cpu was asked. Use device=auto on a "
             "machine with a GPU, or backbone.quantization=null."
+        )
+    attention = config.backbone.get("attention")
+    if config.device == "cpu" and needs_cuda(attention):
+        raise ConfigError(
+            f"backbone.attention={attention} needs a CUDA device, but device=cpu was asked. Use device=auto on a machine "
+            "with a GPU, or backbone.attention=null, native or _native_math."
         )
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from physedit.models import attention
 from physedit.models.attention import ATTENTION, check_attention
 from physedit.models.lora import without_adapter
+from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
+from physedit.train.rules import check_rules
 
 # Relative to the largest value of a tensor. Seen: 6e-7; kernels sum in another order.
 TOLERANCE = 1e-5
@@ -157,3 +160,9 @@ def test_kernels_that_take_a_mask_leave_out_padding_in_the_middle_of_a_row(kerne
     kept = is_token[0]
     expected = dispatch_attention_fn(query[:1], key[:1, kept], value[:1, kept], backend="_native_math")
     assert relative_change(expected, found[:1]) < TOLERANCE
+
+
+def test_kernels_of_a_cuda_device_are_refused_for_a_run_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"attention=_native_cudnn needs a CUDA device, but device=cpu was asked"):
+        check_rules(compose_config(["experiment=demo", "backbone.attention=_native_cudnn", "device=cpu"]))
+    check_rules(compose_config(["experiment=demo", "backbone.attention=_native_math", "device=cpu"]))
