@@ -126,8 +126,8 @@ def _check_backbone(config: DictConfig) -> None:
     attention = config.backbone.get("attention")
     if config.device == "cpu" and needs_cuda(attention):
         raise ConfigError(
-            f"backbone.attention={attention} needs a CUDA device, but device=cpu was asked. Use device=auto on a machine "
-            "with a GPU, or backbone.attention=null, native or _native_math."
+            f"backbone.attention={attention} needs a CUDA device, but device=cpu was asked. Use device=auto on a "
+            "machine with a GPU, or backbone.attention=null, native or _native_math."
         )
 
 
