@@ -107,10 +107,11 @@ def _machine(record: Record) -> str:
     entries = list(record.entries.values())
     dates = sorted({entry.date[:10] for entry in entries})
     loads = [entry.load for entry in entries]
-    commits = dict.fromkeys(entry.commit for entry in entries)
+    commits = list(dict.fromkeys(entry.commit for entry in sorted(entries, key=lambda entry: entry.date)))
+    code = f"commit {commits[0]}" if len(commits) == 1 else f"commits {commits[0]} to {commits[-1]}"
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return (
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {machine.system}, Python "
-        f"{machine.python}, torch {machine.torch}; {when}, commit {', '.join(commits)}; load when each began "
+        f"{machine.python}, torch {machine.torch}; {when}, {code}; load when each began "
         f"{min(loads):.1f} to {max(loads):.1f}."
     )
