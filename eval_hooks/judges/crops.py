@@ -27,13 +27,18 @@ STRICT_RULES = f"long side {LONG_SIDE_PX} rounded lanczos; crop {PADDING_PX} cli
 
 def shown_by_gpt(picture: Image.Image | None, box: Box | None) -> bytes:
     """Returns what PicaEval_gpt.py sends: the region after two generations of JPEG, the whole picture after one."""
-    return _jpeg(_loaded(picture, box)[0])
+    stored = _stored_region(picture, box)
+    return _jpeg(_whole(picture) if stored is None else _official_resize(_opened(stored)))
 
 
 def shown_by_qwen(picture: Image.Image | None, box: Box | None) -> bytes:
     """Returns what PicaEval_qwen.py hands to the model: its own JPEG of the region, any other pixels as PNG."""
-    loaded, stored = _loaded(picture, box)
-    return _png(loaded) if stored is None else stored
+    stored = _stored_region(picture, box)
+    if stored is None:
+        return _png(_whole(picture))
+    opened = _opened(stored)
+    resized = _official_resize(opened)
+    return stored if resized is opened else _png(resized)
 
 
 def falls_back(width: int, height: int, box: Box | None) -> bool:
@@ -53,29 +58,33 @@ def falls_back(width: int, height: int, box: Box | None) -> bool:
     return False
 
 
-def _loaded(picture: Image.Image | None, box: Box | None) -> tuple[Image.Image, bytes | None]:
-    """Returns the pixels that the scripts load for a question, and the JPEG that holds exactly them, if any does."""
-    if picture is None:
-        return Image.new("RGB", (_WHITE_SIDE_PX, _WHITE_SIDE_PX), "white"), None
-    if box is None:
-        return _whole(picture), None
+def _stored_region(picture: Image.Image | None, box: Box | None) -> bytes | None:
+    """Returns the JPEG that the scripts store of a region; None where they take the whole picture instead."""
+    if picture is None or box is None:
+        return None
     try:
-        region = _official_resize(_official_crop(_official_resize(picture), box))
-        stored = _jpeg(region)
+        return _jpeg(_official_resize(_official_crop(_official_resize(picture), box)))
     # The scripts catch everything here; what a crop, a resize and a save raise on odd boxes is one of these.
     except (ValueError, ArithmeticError, OSError, SystemError, MemoryError):
-        return _whole(picture), None
-    with Image.open(io.BytesIO(stored)) as opened:
-        read_back = opened.convert("RGB")
-    resized = _official_resize(read_back)
-    return resized, stored if resized is read_back else None
+        return None
 
 
-def _whole(picture: Image.Image) -> Image.Image:
+def _opened(stored: bytes) -> Image.Image:
+    """Returns a JPEG of ours, decoded once its pixels are needed; the scripts convert it to RGB, which it is."""
+    return Image.open(io.BytesIO(stored))
+
+
+def _whole(picture: Image.Image | None) -> Image.Image:
+    if picture is None:
+        return _white()
     try:
         return _official_resize(picture)
     except ValueError:  # a side of the picture became 0: the loaders then take the white one
-        return Image.new("RGB", (_WHITE_SIDE_PX, _WHITE_SIDE_PX), "white")
+        return _white()
+
+
+def _white() -> Image.Image:
+    return Image.new("RGB", (_WHITE_SIDE_PX, _WHITE_SIDE_PX), "white")
 
 
 def _official_resize(picture: Image.Image) -> Image.Image:
