@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from physedit.eval_hooks.judges.judge import JudgeUnavailable
 
 _FIRST_ALONE_S = 0.25
-"""How long the others wait for the first one: a refusal comes at once, an answer may take a second."""
+"""How long the first one goes alone: a refusal comes at once, an answer may take a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class QuestionQueue:
     """Lets the first question go ahead, and tells those that wait whether the judge has left. For threads."""
 
     def __init__(self) -> None:
-        self._first = threading.Lock()
         self._told = threading.Condition()
+        self._first_is_under_way = False
+        self._alone_until_s = 0.0
         self._answered_at_s: float | None = None
         self._has_failed_since = False
         self._left: tuple[float, JudgeUnavailable] | None = None
@@ -42,16 +43,29 @@ class QuestionQueue:
         Raises:
             JudgeUnavailable: since this question came, another one has found that the judge has left.
         """
-        goes_ahead = not self.has_answered() and self._first.acquire(blocking=False)
+        goes_ahead = self._goes_ahead()
         try:
             if not goes_ahead:
-                with self._told:
-                    self._told.wait_for(lambda: self.has_answered() or self._has_left(arrival), _FIRST_ALONE_S)
+                self._wait_for_the_first(arrival)
             self.raise_if_left(arrival)
             yield
         finally:
             if goes_ahead:
-                self._first.release()
+                self._first_is_under_way = False
+
+    def _goes_ahead(self) -> bool:
+        with self._told:
+            if self.has_answered() or self._first_is_under_way:
+                return False
+            self._first_is_under_way = True
+            self._alone_until_s = time.monotonic() + _FIRST_ALONE_S
+            return True
+
+    def _wait_for_the_first(self, arrival: Arrival) -> None:
+        """Waits until it is answered or refused, or has gone alone for long enough."""
+        with self._told:
+            left_s = self._alone_until_s - time.monotonic()
+            self._told.wait_for(lambda: self.has_answered() or self._has_left(arrival), max(0.0, left_s))
 
     def count_answer(self) -> None:
         """Notes that the server answered."""
