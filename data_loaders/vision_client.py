@@ -28,6 +28,7 @@ from physedit.data_loaders.vision_retry import (
 )
 from physedit.data_loaders.vision_settings import (
     OPENAI_URL,
+    VisionApi,
     VisionBudgetSpent,
     VisionRequestError,
     VisionSettings,
@@ -278,9 +279,12 @@ def _connect(settings: VisionSettings) -> openai.OpenAI:
             "is not set. Set it, or name another one."
         )
     # Retries are ours: the client's own give up after seconds.
-    return openai.OpenAI(
+    client = openai.OpenAI(
         api_key=key, base_url=settings.base_url or OPENAI_URL, timeout=settings.timeout_s, max_retries=0
     )
+    # Each is imported on its first use: now rather than by the first question, while all others wait for it.
+    _ = client.responses if settings.api is VisionApi.RESPONSES else client.chat.completions
+    return client
 
 
 def _words_of(error: openai.APIStatusError) -> str:
