@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +30,7 @@ from physedit.eval_hooks.judges.judge import (
 from physedit.eval_hooks.judges.protocols import JudgeProtocol, choose_protocol, media_type
 from physedit.eval_hooks.judges.question_queue import Arrival, QuestionQueue
 from physedit.eval_hooks.judges.verdicts import failed_call, unsent, verdict_of
+from physedit.eval_hooks.judges.workbench import WORKBENCH
 
 _REFUSES_ALL = frozenset({None, 401, 402, 403, 404, 405, 429})
 """Statuses of a refusal that holds for every question: wrong key, quota, address or model."""
@@ -121,9 +120,6 @@ class OpenAICompatibleJudge:
         self._cache = None if cache_folder is None else AnswerCache(Path(cache_folder).expanduser())
         self._queue = QuestionQueue()
         self._answered: VisionMessage | None = None
-        num_preparers = os.cpu_count() or 1
-        # Pictures are prepared ahead of the requests, and in turn: all at once, they would all be late.
-        self._preparing = threading.BoundedSemaphore(num_preparers)
         self._num_askers = 1 if concurrency == 1 else 2 * concurrency
 
     @property
@@ -214,7 +210,7 @@ class OpenAICompatibleJudge:
 
     def _prepared(self, image: Tensor | None, question: JudgeQuestion) -> Asked | None:
         """Returns what would be sent; None if the protocol sends nothing about such a picture."""
-        with self._preparing:
+        with WORKBENCH.preparing():
             content = self._protocol.shown(image, question.box)
         return None if content is None else Asked(self.judge_id, self._protocol.prompt(question.text), content)
 

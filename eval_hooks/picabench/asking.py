@@ -1,6 +1,5 @@
 """Asking a judge about the pictures of a folder: many questions at once, each picture read once."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,10 @@ from physedit.eval_hooks.judges.judge import (
     is_final,
 )
 from physedit.eval_hooks.judges.protocols import FAILED_TASK_ANSWER
+from physedit.eval_hooks.judges.workbench import WORKBENCH
 from physedit.eval_hooks.picabench.annotations import Question
 from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
 from physedit.eval_hooks.picabench.folder import EditedItem
-
-_READING = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Pictures are decoded in turn: all at once, all of them would be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +92,21 @@ class Asking:
         return answer_row(opened.portrait.picture, question, self._judge.judge_id, verdict)
 
     def _verdict(self, opened: "Opened", question: Question) -> Verdict:
+        try:
+            self._raise_if_over()
+            image = opened.take()
+            self._raise_if_over()  # while the picture was waited for, another question may have found so
+            return opened.answer(image, question)
+        except JudgeUnavailable as error:
+            self._stopped = self._stopped or error
+            return Verdict(kind=VerdictKind.UNSCORED, raw="", explanation=str(self._stopped))
+
+    def _raise_if_over(self) -> None:
+        if self._stopped is not None:
+            raise JudgeUnavailable(str(self._stopped))
         budget_s = self._time_budget_s
         if budget_s is not None and time.monotonic() - self._started >= budget_s:
-            self._stopped = self._stopped or JudgeUnavailable(
-                f"the time budget for judging, {budget_s:g} s, is used up"
-            )
-        if self._stopped is None:
-            try:
-                return opened.answer(question)
-            except JudgeUnavailable as error:
-                self._stopped = self._stopped or error
-        return Verdict(kind=VerdictKind.UNSCORED, raw="", explanation=str(self._stopped))
+            raise JudgeUnavailable(f"the time budget for judging, {budget_s:g} s, is used up")
 
 
 class Opened:
@@ -121,7 +122,7 @@ class Opened:
         self._fault = portrait.fault
         self._is_read = False
 
-    def answer(self, question: Question) -> Verdict:
+    def answer(self, image: Tensor | None, question: Question) -> Verdict:
         """Returns the judge's verdict; an error, and nothing is sent, about a picture that cannot be judged.
 
         A protocol may have its judge asked although the picture cannot be read.
@@ -129,18 +130,18 @@ class Opened:
         Raises:
             JudgeUnavailable: see ``Judge.answer``.
         """
-        image = self._take()
         if question.fault is not None:
             return Verdict(kind=VerdictKind.ERROR, raw="", explanation=question.fault, answer=FAILED_TASK_ANSWER)
         if image is None and (self.portrait.fault or self._judge.protocol.shown(None, question.box) is None):
             return Verdict(kind=VerdictKind.ERROR, raw="", explanation=f"not sent to the judge: {self._fault}")
         return self._judge.answer(image, JudgeQuestion(text=question.text, box=question.box))
 
-    def _take(self) -> Tensor | None:
+    def take(self) -> Tensor | None:
+        """Returns the picture for one question, None if it cannot be judged; to be called once for each."""
         with self._lock:
             if not self._is_read and self._fault is None:
                 try:
-                    with _READING:
+                    with WORKBENCH.opening():
                         self._image = self._judge.protocol.read(self.portrait.path)
                 except ValueError as error:
                     self._fault = str(error)

@@ -108,10 +108,12 @@ def judge_folder(
     ranks, settings, out = ranks or Ranks(), settings or JudgeSettings(), out or folder
     sources = [out, *earlier]
     asking: list[Asking] = []
+    portraits: list[Portrait] = []
 
     def ask() -> None:
         asking.append(Asking(judge, known_answers(sources, judge), settings.time_budget_s))
-        questions = asking[0].open_questions(ranks.share(portraits_of(folder, judge)))
+        portraits.extend(portraits_of(folder, judge))
+        questions = asking[0].open_questions(ranks.share(portraits))
         report = with_time_left(progress, len(questions), "judging")
         with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
@@ -126,7 +128,7 @@ def judge_folder(
             write_json(out / f"judging.{ranks.rank}.json", {"judge_id": judge.judge_id, **judge.usage})
 
     ranks.together(out, ask)
-    ranks.first_alone(out, lambda: _merge(_rows(folder, judge, known_answers(sources, judge), kind_of), out))
+    ranks.first_alone(out, lambda: _merge(_rows(portraits, judge, known_answers(sources, judge), kind_of), out))
     _refuse_unanswered(out, settings.max_unanswered_share)
     outcome = _outcome(out)
     ranks.together(out, lambda: _raise_if_refused(asking[0]))
@@ -160,16 +162,16 @@ def portraits_of(folder: Path, judge: Judge) -> list[Portrait]:
 
 
 def _rows(
-    folder: Path, judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]
+    portraits: Sequence[Portrait], judge: Judge, known: Mapping[str, Verdict], kind_of: Callable[[str], str | None]
 ) -> list[dict[str, object]]:
     """Returns the lines of ``items.jsonl`` from what is known."""
     rows: list[dict[str, object]] = []
-    for each in portraits_of(folder, judge):
+    for each in portraits:
         for number, question in enumerate(each.item.questions):
             verdict = known.get(identity(each.picture, question, judge.judge_id))
             if verdict is None:
                 raise FileNotFoundError(
-                    f"{folder}: no answer about item {each.item.index} although every rank has finished. "
+                    f"{each.path}: no answer about item {each.item.index} although every rank has finished. "
                     "All ranks must see the same folder: put the run on a file system that they share."
                 )
             rows.append(
