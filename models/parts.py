@@ -121,7 +121,7 @@ class PipelineParts:
         """
         name = self._initial_hashes[0] if self._initial_hashes else name_weights(self._weights)
         kernels = () if self._memory.attention is None else (("attention", self._memory.attention),)
-        rounding = (self._memory.quantization, self._memory.compile_blocks, *kernels)
+        rounding = (self._memory.quantization, self._memory.compile_blocks, *kernels, *self._products)
         return _hash(name, self._kinds, str(self.dtype), *rounding, *settings)
 
     def encoding_key(self, *settings: object) -> str:
@@ -133,7 +133,13 @@ class PipelineParts:
             name = self._initial_hashes[1]
         else:
             name = name_weights(self._weights, {INDEX, *self.pipeline.components} - {_DENOISER})
-        return _hash(ENCODING_VERSION, name, str(self.dtype), *settings)
+        return _hash(ENCODING_VERSION, name, str(self.dtype), *self._products, *settings)
+
+    @property
+    def _products(self) -> tuple[str, ...]:
+        """What the base's own products are rounded to, where that is not their dtype."""
+        precision = torch.get_float32_matmul_precision()
+        return () if self.dtype != torch.float32 or precision == "highest" else (precision,)
 
     @contextmanager
     def keeping(self, folder: Path, encoding_key: str, memos: Mapping[str, TensorMemo]) -> Iterator[None]:

@@ -38,6 +38,7 @@ def start_processes(config: DictConfig) -> Accelerator:
     """
     if config.num_threads is not None:
         torch.set_num_threads(int(config.num_threads))
+    torch.set_float32_matmul_precision(config.float32_matmul_precision)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda was asked, but torch sees no CUDA device. Use device=auto or device=cpu.")
     end_with_launcher()

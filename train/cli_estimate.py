@@ -11,7 +11,6 @@ import typer
 
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
-from physedit.train.estimate_placement import TF32_VARIABLE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -134,7 +133,7 @@ def _on_gpu(answer: _Answer) -> list[str]:
         faster = answer.time_in_tf32
         lines.append(
             f"{faster.fast_s:.1f} to {faster.slow_s:.1f} s a step, {faster.sample_s:.3g} s a sample, with the products "
-            f"of the adapter in TF32: {TF32_VARIABLE}=1"
+            f"of the adapter in TF32: float32_matmul_precision=high"
         )
     return lines if answer.searched is None else [*lines, "", *_listed(answer.searched, answer)]
 

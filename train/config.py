@@ -203,6 +203,9 @@ class TrainConfig:
     """auto (CUDA if there is one), cpu or cuda."""
     num_threads: int | None = None
     """CPU threads of torch per process; null leaves torch's own choice."""
+    float32_matmul_precision: str = "highest"
+    """What products of float32 matrices, such as the adapter's, may be rounded to on a GPU's tensor cores: highest
+    (nothing), high (TF32) or medium (bfloat16); ``torch.set_float32_matmul_precision``."""
     max_grad_norm: float | None = 1.0
     """Clip the global gradient norm to this; null switches clipping off."""
     ema_decay: float | None = None

@@ -1,7 +1,6 @@
 """How the processes of a launch share what a run takes."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,6 @@ from omegaconf import DictConfig
 
 from physedit.launch.plan import find_profile
 from physedit.train.launching import machines_of
-
-TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-"""Set to 1 it has torch round the factors of float32 products to TF32. Source: aten/src/ATen/Context.cpp, torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +21,7 @@ class Placement:
         zero_stage: of DeepSpeed's ZeRO; 0 without it.
         zero: DeepSpeed's settings of ZeRO, as the launch gives them.
         on_gpu: False where the processes compute on CPUs.
-        tf32: products of float32 run on the tensor cores of GPUs; see ``TF32_VARIABLE``.
+        tf32: products of float32 run on the tensor cores of GPUs; ``float32_matmul_precision``.
     """
 
     profile: str
@@ -47,10 +43,9 @@ def placement_of(config: DictConfig) -> Placement:
         ConfigError: no number of processes was given and there is no GPU to count.
     """
     launch = config.launch
-    inherited = os.environ.get(TF32_VARIABLE)
+    tf32 = str(config.float32_matmul_precision) != "highest"
     if launch.kind == "none":
-        return Placement("one process", 1, 0, {}, str(config.device) != "cpu", inherited == "1")
-    tf32 = str(launch.env.get(TF32_VARIABLE, inherited)) == "1"
+        return Placement("one process", 1, 0, {}, str(config.device) != "cpu", tf32)
     if launch.kind == "slurm":
         job = launch.slurm
         name, ranks = job.profile, job.processes_per_node or job.gpus_per_node or 1

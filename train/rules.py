@@ -23,6 +23,7 @@ AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
 ONE_OF = {
     "resume": ("auto", "never"), "device": ("auto", "cpu", "cuda"), "levels.mode": ("draw", "each"),
     "order.balance": ("none", "law"), "encode.mode": ("live", "cached"), "eval_failures": ("continue", "stop"),
+    "float32_matmul_precision": ("highest", "high", "medium"),
 }  # fmt: skip
 
 

@@ -142,18 +142,16 @@ def test_useful_operations_are_a_samples_and_none_is_counted_twice(backbone: str
     assert useful_flops(compose_config([*base, "micro_batch=4"])) == pytest.approx(useful, rel=1e-9)
 
 
-def test_tf32_is_told_of_and_counted_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_told_of_and_counted_where_it_is_on() -> None:
     gpu = find_gpu("H100")
-    plain = estimated(*RECIPE, "launch=zero2")
+    plain = estimated(*RECIPE, "launch=zero2", "float32_matmul_precision=highest")
     faster = time_in_tf32(plain, gpu)
     assert faster is not None
     saved = plain.step.slow_flops * (1 / 66.9e12 - 1 / 494.7e12) * plain.accumulation / 0.6
     assert time_range(plain, gpu).fast_s - faster.fast_s == pytest.approx(saved)
-    asked = estimated(*RECIPE, "launch=zero2", "+launch.env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
+    asked = estimated(*RECIPE, "launch=zero2")
     assert time_range(asked, gpu) == faster
     assert time_in_tf32(asked, gpu) is None
-    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
-    assert time_range(estimated(*RECIPE, "launch=zero2"), gpu) == faster
 
 
 def test_launches_exchange_what_they_must() -> None:
