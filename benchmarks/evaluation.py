@@ -1,6 +1,6 @@
 """What an evaluation of the toy editor takes an item: alone and in batches, encoded before or not, few items and many.
 
-    python -m benchmarks.evaluation                       four minutes on one core
+    python -m benchmarks.evaluation                       five minutes on one core
 
 The hook of ``eval=scenes`` edits scenes of 64x64 by the stock pipeline, 8 steps, and has them judged by rules, measured
 and reported, in a fresh folder each time. CPU time of the process, one thread, by number of items; rounds are in turns,
@@ -54,7 +54,7 @@ WAYS = (
 def main() -> None:
     """Prints a line for each way and round, and what they come to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     add_json_option(parser)
     asked = parser.parse_args()
     torch.set_num_threads(1)

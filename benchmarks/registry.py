@@ -1,11 +1,14 @@
 """Every benchmark, in the order in which they run."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module of this folder with a command line and ``--json FILE``.
+    """A module of this folder with a command line.
 
     Attributes:
         name: of the module, without ``benchmarks.``.
@@ -13,7 +16,6 @@ class Benchmark:
         arguments: of a full run.
         quick: of a run with ``--quick``; the same as a full run's where it is short anyway.
         is_asked_for: it runs only if it is named: it takes too long, or needs what is not in the project.
-        has_figures: it has ``--json``; else it only prints.
     """
 
     name: str
@@ -21,7 +23,11 @@ class Benchmark:
     arguments: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     is_asked_for: bool = False
-    has_figures: bool = True
+
+    @property
+    def has_figures(self) -> bool:
+        """True if it hands its figures over; else it only prints."""
+        return "add_json_option(" in (FOLDER / f"{self.name}.py").read_text(encoding="utf-8")
 
 
 BENCHMARKS = (
@@ -43,7 +49,7 @@ BENCHMARKS = (
     Benchmark("sizes", "what common pictures become in each backbone, computed"),
     Benchmark("start_up", "seconds to the first step over imports alone", quick=("--rounds", "3")),
     Benchmark("step_overhead", "a training step against a bare loop over the same modules", quick=("--rounds", "4")),
-    Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50"), has_figures=False),
+    Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50")),
     Benchmark("from_videos", "examining a video; give videos", is_asked_for=True),
     Benchmark("demo", "the demo against what it promises, six minutes", is_asked_for=True),
     Benchmark("kills", "twenty kills of a process of a run, ten minutes", ("--kills", "20"), is_asked_for=True),
