@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The toy editor of the demo: flux_kontext or qwen_image_edit.
 BACKBONE ?= flux_kontext
+# Processes of make test; each takes up to 3 GB. make test WORKERS=1 for a debugger.
+WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 
 # bitsandbytes and torchao lie beside .venv's packages: installed among them, they slow every start by seconds.
@@ -16,7 +18,7 @@ demo: $(INSTALLED)
 	$(BIN)/physedit train experiment=demo$(patsubst %,_%,$(filter-out flux_kontext,$(BACKBONE)))
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/pytest -q
+	OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 $(BIN)/pytest -q --numprocesses $(WORKERS) --dist loadfile
 
 # The tests of quantised bases, which make test skips.
 test-quantized: $(QUANTIZED)/.installed
