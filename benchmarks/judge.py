@@ -5,6 +5,7 @@ OMP_NUM_THREADS=1 .venv/bin/python benchmarks/judge.py        two cores, half a 
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.results import Result, add_json_option, report, spread_of
 from physedit.eval_hooks.judges.openai_compatible import OpenAICompatibleJudge
 from physedit.eval_hooks.picabench.judging import judge_folder
 
@@ -30,7 +32,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--latency", type=float, default=1.0, help="seconds to every answer")
     parser.add_argument("--rounds", type=int, default=3)
+    add_json_option(parser)
     asked = parser.parse_args()
+    ratios: list[float] = []
     ideal_s = -(-asked.questions // asked.concurrency) * asked.latency
     command = [sys.executable, str(SERVER), "--latency", str(asked.latency)]
     with (
@@ -49,12 +53,14 @@ def main() -> None:
                 outcome = judge_folder(Path(folder), judge)
                 seconds = time.monotonic() - started
                 assert outcome.num_scored == asked.questions
-                print(
-                    f"{asked.questions} questions: {seconds:.2f} s, {seconds / ideal_s:.2f} of the ideal {ideal_s:g} s"
-                )
+                ratios.append(seconds / ideal_s)
+                print(f"{asked.questions} questions: {seconds:.2f} s, {ratios[-1]:.2f} of the ideal {ideal_s:g} s")
                 (Path(folder) / "items.jsonl").unlink()
         finally:
             server.terminate()
+    name = f"{asked.questions} questions, {asked.concurrency} at once, {asked.latency:g} s each, over the ideal time"
+    spread = spread_of(ratios, "rounds")
+    report([Result(name, statistics.median(ratios), "", "<= 1.25", spread)], asked.json)
 
 
 def write_outputs(folder: Path, num_questions: int) -> None:

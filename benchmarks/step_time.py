@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.results import Result, add_json_option, report
 from physedit.train import loop, sft
 from physedit.train.compose import compose_config
 from physedit.train.signals import StopFlag
@@ -24,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--steps", type=int, default=200)
+    add_json_option(parser)
     arguments = parser.parse_args()
     seconds: dict[str, list[float]] = {}
     for name in PARTS:
@@ -52,10 +54,16 @@ def main() -> int:
 
         sft.build_checked = build_timed
         sft.train(config, given, "benchmarks/step_time.py", StopFlag())
+    results = []
     for name, values in seconds.items():
         per_step = [1000 * value for value in values[len(values) // 10 :]]
         p90 = sorted(per_step)[9 * len(per_step) // 10]
         print(f"{name:12} median {statistics.median(per_step):7.1f} ms  p90 {p90:7.1f} ms")
+        median = statistics.median(per_step)
+        results.append(
+            Result(f"{name}, a step of the demo", median, "ms", "", f"median of {len(per_step)}, p90 {p90:.0f}")
+        )
+    report(results, arguments.json)
     print("accumulate = forward + backward; forward = encode + transformer + loss")
     return 0
 
