@@ -16,6 +16,7 @@ from physedit.data_loaders.encoded import EncodedBatch
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.encoding import EncoderSet, Latents, joined_latents, latents_from_tensors
+from physedit.models.latents import on_device
 from physedit.models.outline import Outline
 from physedit.models.sizes import PictureSizes
 
@@ -69,7 +70,7 @@ def conditioning_of(backbone: "Backbone", batch: EditBatch | EncodedBatch, devic
         return backbone.encode(batch)
     latents = joined_latents([latents_from_tensors(tensors, device) for tensors in batch.latents])
     if batch.texts:
-        kept = [{name: value.to(device) for name, value in text.items()} for text in batch.texts]
+        kept = [{name: on_device(value, device) for name, value in text.items()} for text in batch.texts]
         return join(latents, backbone.join_text(kept))
     return join(latents, backbone.encode_text(batch.given, batch.instructions))
 

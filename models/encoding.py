@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from physedit.data_loaders.sample import PictureSizeError
+from physedit.models.latents import on_device
 
 EncoderKind = Literal["pictures", "text"]
 """What encodes pictures (the VAE), and what encodes instructions (the text encoders)."""
@@ -82,8 +83,8 @@ def latents_from_tensors(tensors: Mapping[str, Tensor], device: torch.device) ->
     """Returns what ``latents_as_tensors`` was given, on ``device``."""
     num_sources = sum(name.startswith("source_") for name in tensors)
     return Latents(
-        target=tensors["target"].to(device),
-        sources=tuple(tensors[f"source_{number}"].to(device) for number in range(num_sources)),
-        change=tensors["change"].to(device),
+        target=on_device(tensors["target"], device),
+        sources=tuple(on_device(tensors[f"source_{number}"], device) for number in range(num_sources)),
+        change=on_device(tensors["change"], device),
         time_shift=float(tensors["time_shift"]),
     )

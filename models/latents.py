@@ -46,7 +46,14 @@ def token_positions(target: Tensor, source: Tensor, dtype: torch.dtype) -> Tenso
     Source: FluxKontextPipeline.prepare_latents, diffusers.
     """
     grids = [_grid(latents, mark) for mark, latents in enumerate((target, source))]
-    return torch.cat(grids).to(device=target.device, dtype=dtype)
+    return on_device(torch.cat(grids).to(dtype), target.device)
+
+
+def on_device(value: Tensor, device: torch.device) -> Tensor:
+    """Returns ``value`` on ``device``; to a GPU through pinned memory, so that the host queues on without waiting."""
+    if device.type != "cuda" or value.is_cuda:
+        return value.to(device)
+    return value.pin_memory().to(device, non_blocking=True)
 
 
 def pipeline_time(sigma: Tensor, scheduler: Any, dtype: torch.dtype) -> Tensor:
