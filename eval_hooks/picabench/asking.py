@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from physedit.eval_hooks.judges.judge import (
     Judge,
     JudgeQuestion,
     JudgeUnavailable,
+    RemoteJudge,
     Verdict,
     VerdictKind,
     is_final,
@@ -23,6 +24,8 @@ from physedit.eval_hooks.judges.workbench import WORKBENCH
 from physedit.eval_hooks.picabench.annotations import Question
 from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
 from physedit.eval_hooks.picabench.folder import EditedItem
+
+_TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,36 @@ class Asking:
             found += [(opened, question) for question in questions]
         return found
 
-    def rows(self, questions: Sequence[tuple["Opened", Question]], workers: int) -> Iterator[dict[str, object]]:
-        """Yields the line of each question as soon as it has a verdict."""
+    def rows(
+        self,
+        questions: Sequence[tuple["Opened", Question]],
+        workers: int,
+        still_waiting: Callable[[], None] = lambda: None,
+    ) -> Iterator[dict[str, object]]:
+        """Yields the line of each question as soon as it has a verdict.
+
+        ``still_waiting`` is called about once a second while no answer comes; what it raises ends the questions that
+        are under way.
+        """
         with ThreadPoolExecutor(max_workers=max(1, min(workers, len(questions)))) as pool:
-            waiting = [pool.submit(self._row, opened, question) for opened, question in questions]
+            waiting = {pool.submit(self._row, opened, question) for opened, question in questions}
             try:
-                for finished in as_completed(waiting):
-                    yield finished.result()
+                while waiting:
+                    finished, waiting = wait(waiting, _TICK_S, FIRST_COMPLETED)
+                    if not finished:
+                        self._tell(still_waiting)
+                    for each in finished:
+                        yield each.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _tell(self, still_waiting: Callable[[], None]) -> None:
+        try:
+            still_waiting()
+        except BaseException:
+            if isinstance(self._judge, RemoteJudge):
+                self._judge.stop()
+            raise
 
     def _is_open(self, each: Portrait, question: Question) -> bool:
         verdict = self._known.get(identity(each.picture, question, self._judge.judge_id))

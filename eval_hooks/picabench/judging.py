@@ -95,7 +95,7 @@ def judge_folder(
         settings: how; None for the defaults.
         earlier: folders whose answers about identical pictures hold here too.
         ranks: who shares the work; None for this process alone.
-        progress: called with (done, total, label) after every question of this rank.
+        progress: called with (done, total, label) after every question of this rank, and each second without one.
         out: where the answers lie and are written; None for ``folder`` itself.
 
     Raises:
@@ -115,10 +115,14 @@ def judge_folder(
         portraits.extend(portraits_of(folder, judge))
         questions = asking[0].open_questions(ranks.share(portraits))
         report = with_time_left(progress, len(questions), "judging")
+        done = 0
+
+        def still_waiting() -> None:
+            progress(done, len(questions), "judging")
+
         with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
             workers = max(settings.workers, judge.num_askers)
-            done = 0
-            for row in asking[0].rows(questions, workers):
+            for row in asking[0].rows(questions, workers, still_waiting):
                 journal.write(json_line(row))
                 journal.flush()
                 if row["verdict"] != VerdictKind.UNSCORED.value:

@@ -202,6 +202,17 @@ def test_an_outage_leaves_questions_unscored_and_a_later_call_asks_only_those(tm
     assert len(server.asked) == 6
 
 
+def test_a_wish_to_stop_ends_the_wait_for_a_judge_that_is_away(tmp_path: Path) -> None:
+    def stop(done: int, total: int, label: str) -> None:
+        raise KeyboardInterrupt
+
+    folder = write_folder(tmp_path, 3)
+    started = time.monotonic()
+    with judge_server(always=failing(503)) as server, pytest.raises(KeyboardInterrupt):
+        judge_folder(folder, judge_of(server, patience_s=300.0), progress=stop)
+    assert time.monotonic() - started < 60
+
+
 def test_questions_of_one_picture_are_asked_at_once_and_the_time_left_is_told(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, 2, questions_each=10)
     told: list[tuple[int, int, str]] = []
