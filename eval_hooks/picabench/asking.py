@@ -1,9 +1,10 @@
 """Asking a judge about the pictures of a folder: many questions at once, each picture read once."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
 from physedit.eval_hooks.picabench.folder import EditedItem
 
 _TICK_S = 1.0
+_Row = Future[dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,21 @@ class Asking:
         are under way.
         """
         with ThreadPoolExecutor(max_workers=max(1, min(workers, len(questions)))) as pool:
-            waiting = {pool.submit(self._row, opened, question) for opened, question in questions}
+            finished: queue.SimpleQueue[_Row] = queue.SimpleQueue()
+            for opened, question in questions:
+                pool.submit(self._row, opened, question).add_done_callback(finished.put)
             try:
-                while waiting:
-                    finished, waiting = wait(waiting, _TICK_S, FIRST_COMPLETED)
-                    if not finished:
-                        self._tell(still_waiting)
-                    for each in finished:
-                        yield each.result()
+                for _ in questions:
+                    yield self._next(finished, still_waiting)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _next(self, finished: "queue.SimpleQueue[_Row]", still_waiting: Callable[[], None]) -> dict[str, object]:
+        while True:
+            try:
+                return finished.get(timeout=_TICK_S).result()
+            except queue.Empty:
+                self._tell(still_waiting)
 
     def _tell(self, still_waiting: Callable[[], None]) -> None:
         try:
