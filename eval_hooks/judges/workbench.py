@@ -57,5 +57,5 @@ class Workbench:
             (self._to_prepare if self._num_to_prepare > 0 else self._to_open).notify()
 
 
-WORKBENCH = Workbench(os.cpu_count() or 1)
-"""All judges of a process share its cores."""
+WORKBENCH = Workbench((os.cpu_count() or 1) + 1)
+"""All judges of a process share its cores; one place more, because its threads also wait for the interpreter."""
