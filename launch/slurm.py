@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from physedit.launch.plan import FOLDER, LaunchError, LaunchPlan, Run
 
 TEMPLATES = FOLDER / "slurm"
@@ -53,6 +51,8 @@ def plan_slurm(
         LaunchError: a value that cannot stand in an ``#SBATCH`` line, a time that is none or too short for the signal
             before its end, or a sweep over several nodes.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # a tenth of a second of every other start
+
     _check_time(job)
     if trials and job.nodes > 1:
         raise LaunchError(
