@@ -40,7 +40,12 @@ def main() -> int:
     try:
         if asked.docs is not None:
             return write_page(asked.docs)
+        if asked.json is not None and (asked.json.is_dir() or not os.access(asked.json.parent, os.W_OK)):
+            raise ValueError(f"{asked.json} cannot be written. Give --json a file in a folder that exists.")
         return run_all(named(asked.names), asked.json, is_quick=asked.quick)
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}. Give --docs or --json a file of figures.", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

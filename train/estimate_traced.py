@@ -6,16 +6,19 @@ from functools import cached_property, lru_cache
 import torch
 from omegaconf import DictConfig
 
+from physedit.models.attention import ATTENTION
 from physedit.models.blocks import checked_checkpointing
 from physedit.models.estimating.architectures import Architecture, flux_architecture, num_bytes, qwen_architecture
 from physedit.models.estimating.encoding import EncodingCost, text_tokens, trace_encoding
 from physedit.models.estimating.step import AdapterCount, StepCost, Workload, count_adapter, trace_step
+from physedit.models.flux_outline import checked_area
 from physedit.models.lora import LoraSettings, preset_targets
 from physedit.models.parts import checked_dtype
 from physedit.models.quantization import check_sharding
+from physedit.models.qwen_pipeline import checked_areas, checked_pipeline
 from physedit.models.sizes import PictureSizes, kontext_sizes, qwen_size
 from physedit.train.build import resolve_target
-from physedit.train.config import ConfigError
+from physedit.train.config import ConfigError, suggestion
 from physedit.train.estimate_placement import Placement, placement_of
 from physedit.train.optim import build_optimizer
 from physedit.train.rules import batches_per_step
@@ -48,12 +51,26 @@ class Traced:
             self.dtype = checked_dtype(str(self.backbone.dtype))
             self.recomputed_every = checked_checkpointing(self.backbone.gradient_checkpointing)
             check_sharding(self.quantization, self.placement.zero_stage)
+            self._check_area()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if self.quantization not in (None, *LINEAR_BITS):
             raise ConfigError(
                 f"backbone.quantization is '{self.quantization}'; use null or one of {', '.join(LINEAR_BITS)}."
             )
+        attention = self.backbone.get("attention")
+        if attention not in (None, *ATTENTION):
+            raise ConfigError(
+                f"backbone.attention is '{attention}'.{suggestion(str(attention), ATTENTION)} Use null or one of "
+                f"{', '.join(ATTENTION)}."
+            )
+
+    def _check_area(self) -> None:
+        area = int(self.backbone.area_px)
+        if self.architecture.family == "flux":
+            checked_area(area, 2 * self.architecture.vae_factor)
+        else:
+            checked_areas(checked_pipeline(str(self.backbone.pipeline)), area, self.backbone.get("vision_area_px"))
 
     @property
     def gradients_wait(self) -> bool:

@@ -109,10 +109,12 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """Returns what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tiny", action="store_true", help="on the CPU at tiny size: shows that the path works")
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
-    parser.add_argument("--settings", type=int, default=3, help="of each editor, the best first")
+    parser.add_argument("--settings", type=int, choices=range(1, 10), default=3, help="of each editor, the best first")
     parser.add_argument("--seconds", type=float, default=600.0, help="for all of it")
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--gpu", help=f"whose rates the card has, if its name is unknown: {', '.join(GPUS)}")

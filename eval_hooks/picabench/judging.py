@@ -8,6 +8,7 @@ not answer is unscored, and asked by the next call.
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +163,8 @@ def portraits_of(folder: Path, judge: Judge) -> list[Portrait]:
         log.debug("%s has no manifest: nothing proves which settings made its pictures", folder)
     altered = verify_outputs(folder, manifest) if manifest else frozenset()
     items = read_meta_info(folder, Reading(judge.protocol.name))
-    return [portrait(folder, item, altered) for item in items]
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+        return list(pool.map(lambda item: portrait(folder, item, altered), items))
 
 
 def _rows(
