@@ -34,6 +34,7 @@ from benchmarks.gpu.leg import MEASURED
 from benchmarks.gpu.pairs import write_pairs
 from benchmarks.gpu.table import Leg, Report, table
 from physedit.train.compose import compose_config
+from physedit.train.config import ConfigError
 from physedit.train.estimate import Estimate, useful_flops
 from physedit.train.estimate_gpus import GPUS, Gpu, find_gpu, gpu_of_device, time_range
 from physedit.train.estimate_search import Found, search
@@ -248,4 +249,8 @@ def write(report: Report, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (ConfigError, OSError) as error:
+        print(f"benchmarks/gpu.sh: {error}", file=sys.stderr)
+        sys.exit(2)
