@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import csv
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,8 @@ def read_meta_csv(file: Path, caption_column: str) -> list[ClipRow]:
         DatasetLayoutError: the file cannot be read, has neither layout, or lacks the caption column.
         DatasetRowError: a row whose stretch cannot be read; the message names it.
     """
-    # Dense captions are longer than the reader's own limit on some platforms.
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        with _long_cells(), file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             columns = dict.fromkeys(name for name in reader.fieldnames or () if name)
             is_first = "index" in columns
@@ -74,6 +72,17 @@ def read_meta_csv(file: Path, caption_column: str) -> list[ClipRow]:
         raise DatasetLayoutError(f"The meta file {file} cannot be read: {error}.") from error
     parse = _first_row if is_first else _later_row
     return [_parsed(file, number, row, lambda row: parse(row, caption_column)) for number, row in enumerate(rows)]
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    # Dense captions may be longer than the reader's own limit. The limit is the whole process's, and other readers
+    # find a quote that is not closed by it.
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def find_file(row: ClipRow, files: Mapping[str, Path]) -> tuple[Path, Span] | None:

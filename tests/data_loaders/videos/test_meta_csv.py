@@ -1,5 +1,6 @@
 """MiraData's meta files, as both releases publish them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_very_long_captions_are_read(tmp_path: Path):
     row = f"1_v-1,v,0,10,,{'word ' * 50000},Dense.,25\n"
     (found,) = read_meta_csv(written(tmp_path, FIRST + row), "short_caption")
     assert len(found.caption) == 50000 * 5 - 1
+
+
+def test_the_longest_cell_of_other_readers_stays(tmp_path: Path):
+    before = csv.field_size_limit()
+    read_meta_csv(written(tmp_path, FIRST), "short_caption")
+    assert csv.field_size_limit() == before
+    with pytest.raises(DatasetLayoutError):
+        read_meta_csv(written(tmp_path, "no,such,columns\n"), "short_caption")
+    assert csv.field_size_limit() == before
 
 
 def test_other_files_are_refused_by_column(tmp_path: Path):
