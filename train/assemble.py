@@ -26,6 +26,7 @@ from physedit.train.engine import Arithmetic, Engine, PlainEngine
 from physedit.train.optim import build_optimizer
 from physedit.train.processes import end_with_launcher
 from physedit.train.state import trainable
+from physedit.train.zero_engine import ZeroEngine
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def build_engine(config: DictConfig, accelerator: Accelerator, denoiser: nn.Modu
         ConfigError: an optimizer or a DeepSpeed config that cannot be used.
     """
     optimizer = build_optimizer(config.optimizer, trainable(denoiser).values())
-    kind = zero.ZeroEngine if accelerator.distributed_type == DistributedType.DEEPSPEED else PlainEngine
+    kind = ZeroEngine if accelerator.distributed_type == DistributedType.DEEPSPEED else PlainEngine
     return kind(accelerator, denoiser, optimizer, _arithmetic(config, share))
 
 

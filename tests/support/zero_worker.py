@@ -29,7 +29,8 @@ from physedit.train.engine import Arithmetic, Engine, PlainEngine
 from physedit.train.objective import FlowMatching
 from physedit.train.rng import draw
 from physedit.train.state import trainable
-from physedit.train.zero import ZeroEngine, cut, forget_transformers_config, prepare_environment
+from physedit.train.zero import cut, forget_transformers_config, prepare_environment
+from physedit.train.zero_engine import ZeroEngine
 
 ZERO_STAGES = {"zero2": 2, "zero3": 3}
 NUM_STEPS = 5
