@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from physedit.eval_hooks.comparing.comparison import Comparison, compare_runs
-from physedit.eval_hooks.comparing.files import write_page, write_tables
+from physedit.eval_hooks.comparing.files import CSV, JSON, MARKDOWN, PAGE, write_page, write_tables
 from physedit.eval_hooks.comparing.page import check_page_can_be_made
 from physedit.eval_hooks.comparing.runs import CompareError, Run, When, is_run_folder, named_apart, read_run
 from physedit.launch.sweep_trials import TRIALS_FILE
 from physedit.train.config import ConfigError, one_line
+from physedit.train.output import check_can_be_made
 from physedit.train.wandb_runs import Project, offline_files, read_offline_runs, read_project
 
 
@@ -45,9 +46,11 @@ def compare(request: CompareRequest) -> tuple[Comparison, list[Path]]:
 
     Raises:
         CompareError: as ``compare_runs``, or a path holds nothing to compare.
-        ConfigError: wandb cannot be read or reached.
+        ConfigError: the files cannot be written there, which is found before anything is read; or wandb cannot be read
+            or reached.
         DamagedFileError: a run's file cannot be read.
     """
+    _check_place(request.out)
     if request.page:
         check_page_can_be_made()
     runs = [run for path in request.paths for run in _runs_at(path, request.when)]
@@ -63,6 +66,13 @@ def compare(request: CompareRequest) -> tuple[Comparison, list[Path]]:
     if request.page:
         written.append(write_page(request.out, comparison, per_law=request.per_law))
     return comparison, written
+
+
+def _check_place(out: Path) -> None:
+    check_can_be_made(out)
+    for path in (out / name for name in (CSV, JSON, MARKDOWN, PAGE)):
+        if path.is_dir():
+            raise ConfigError(f"--out {out} cannot be written: {path} is a folder. Choose another, or remove it.")
 
 
 def compare_sweep(folder: Path) -> tuple[list[Path], str | None]:

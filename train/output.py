@@ -1,6 +1,7 @@
 """Where a verb writes: checked before work is spent, and published whole."""
 
 import glob
+import itertools
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from physedit.eval_hooks.files import nearest_existing
 from physedit.train.config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -20,11 +22,11 @@ def check_can_be_made(out: Path) -> None:
     Raises:
         ConfigError: it is not.
     """
-    nearest = out.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
+    nearest = nearest_existing(out)
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out} cannot be written: {nearest} is no folder that can be. Choose another.")
+    for missing in itertools.takewhile(lambda each: each != nearest, (out.absolute(), *out.absolute().parents)):
+        _refuse_impossible(missing, out)
     try:
         # Permissions tell an administrator nothing, and nobody that a file system takes no files, as /proc.
         with tempfile.TemporaryFile(dir=nearest):
@@ -33,6 +35,17 @@ def check_can_be_made(out: Path) -> None:
         raise ConfigError(
             f"--out {out} cannot be written: {nearest} takes no file ({error.strerror}). Choose another."
         ) from error
+
+
+def _refuse_impossible(missing: Path, out: Path) -> None:
+    """Refuses what is not there because it is a link to nothing, or because no folder can be called so."""
+    try:
+        missing.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}. Choose another.") from error
+    raise ConfigError(f"--out {out} cannot be written: {missing} is a link to nothing. Choose another, or mend it.")
 
 
 def check_is_free(out: Path) -> None:

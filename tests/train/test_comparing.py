@@ -100,6 +100,44 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, make, named: str) -> N
         compare(CompareRequest((tmp_path / "x",), out=tmp_path / "out"))
 
 
+def _nowhere(place: Path) -> None:
+    place.symlink_to(place.parent / "gone" / "away")
+
+
+BAD_PLACES = {
+    "a file": (lambda place: place.write_text("x"), "", "is no folder that can be"),
+    "below a file": (lambda place: place.write_text("x"), "in", "is no folder that can be"),
+    "a link to nothing": (_nowhere, "", "is a link to nothing"),
+    "below a link to nothing": (_nowhere, "in", "is a link to nothing"),
+    "a folder in a file's place": (lambda place: (place / "compare.csv").mkdir(parents=True), "", "is a folder"),
+    "a name too long": (lambda place: place.mkdir(), "x" * 300, "name too long"),
+}
+
+
+@pytest.mark.parametrize(("make", "below", "named"), BAD_PLACES.values(), ids=BAD_PLACES)
+@pytest.mark.parametrize("source", ["folders", "wandb"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, make, below: str, named: str
+) -> None:
+    def read(*_arguments: object, **_more: object) -> list[object]:
+        raise AssertionError("nothing may be read")
+
+    for name in ("_runs_at", "read_project"):
+        monkeypatch.setattr(comparing, name, read)
+    make(tmp_path / "place")
+    paths, project = ((tmp_path,), None) if source == "folders" else ((), Project("team/physics"))
+    with pytest.raises(ConfigError, match=f"(?i)--out .* cannot be written: .*{named}.* Choose another"):
+        compare(CompareRequest(paths, project, out=tmp_path / "place" / below))
+
+
+def test_the_verb_refuses_a_bad_place_with_2_and_one_paragraph(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("x", encoding="utf-8")
+    done = physedit("compare", str(sweep / "trial_001"), str(sweep / "trial_002"), "--out", str(tmp_path / "notes"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"physedit: --out {tmp_path / 'notes'} cannot be written")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run folder with an offline run of wandb that went on once, written by the tracker."""
