@@ -96,6 +96,11 @@ class SweepFile:
         return [part for chunk in self.command for part in filled.get(chunk, [chunk])]
 
 
+def shipped_sweeps() -> list[str]:
+    """Returns the sweep files of this project, by their paths from its root."""
+    return [str(each.relative_to(SWEEPS.parent.parent)) for each in sorted(SWEEPS.glob("*.yaml"))]
+
+
 def read_sweep_file(path: Path) -> SweepFile:
     """Returns the sweep of a file.
 
@@ -103,13 +108,17 @@ def read_sweep_file(path: Path) -> SweepFile:
         LaunchError: no such file, or a sweep that has no meaning here; the message names file and key.
     """
     if not path.is_file():
-        shipped = ", ".join(str(each.relative_to(SWEEPS.parent.parent)) for each in sorted(SWEEPS.glob("*.yaml")))
-        raise LaunchError(f"There is no sweep file {path}. Shipped ones: {shipped}.")
+        raise LaunchError(f"There is no sweep file {path}. Shipped ones: {', '.join(shipped_sweeps())}.")
     try:
         # Not plain yaml, which reads 1e-4 as text; OmegaConf reads numbers as the config does.
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise LaunchError(f"{path} cannot be read as yaml: {' '.join(str(error).split())}.") from error
+    if not content:
+        raise LaunchError(
+            f"{path} is empty, but a sweep has method, parameters and command. Write them, as "
+            f"{shipped_sweeps()[1]} does."
+        )
     try:
         if not isinstance(content, dict):
             raise LaunchError("it must be a mapping with method, parameters and command")

@@ -35,6 +35,9 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print trials.json, or the commands of a dry run.")] = False,
 ) -> None:
     """Runs the trials of a sweep file without a server: physedit sweep launch/sweeps/demo.yaml --local."""
+    from physedit.train.sweeping import SweepRequest, check_is_file, plan_sweep
+
+    check_is_file(file)
     if not local and not dry_run:
         raise ConfigError(
             f"physedit sweep runs trials on this machine: physedit sweep {file} --local. With a server, wandb reads "
@@ -42,7 +45,6 @@ def sweep(
         )
     from physedit.launch.sweep_runner import run_sweep
     from physedit.launch.sweep_trials import TRIALS_FILE
-    from physedit.train.sweeping import SweepRequest, plan_sweep
 
     plan = plan_sweep(SweepRequest(file, tuple(overrides or ()), out, count, seed, stop_at_first_failure))
     if dry_run:

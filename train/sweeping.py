@@ -12,9 +12,10 @@ from omegaconf import DictConfig
 
 from physedit.launch.overrides import key_of, override
 from physedit.launch.plan import LaunchError, without_launch
-from physedit.launch.sweep_file import Parameters, SweepFile, read_sweep_file
+from physedit.launch.sweep_file import Parameters, SweepFile, read_sweep_file, shipped_sweeps
 from physedit.launch.sweep_runner import SweepPlan, trial_name
 from physedit.launch.sweep_search import import_optuna, next_parameters, num_trials
+from physedit.launch.sweep_trials import TRIALS_FILE
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.launching import check_launch
@@ -41,6 +42,24 @@ class SweepRequest:
     stops_at_first_failure: bool = False
 
 
+def check_is_file(path: Path) -> None:
+    """Verifies that a sweep is not asked for by a folder.
+
+    Raises:
+        LaunchError: it is, with what to give instead.
+    """
+    if not path.is_dir():
+        return
+    inner = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+    if (path / TRIALS_FILE).is_file():
+        remedy = f"To go on with it, give the file it was started with; to see what came of it: physedit compare {path}"
+    elif inner:
+        remedy = f"Give one that is in it, such as {inner[0]}"
+    else:
+        remedy = f"Shipped ones: {', '.join(shipped_sweeps())}"
+    raise LaunchError(f"{path} is a folder, but a sweep is a yaml file. {remedy}.")
+
+
 def plan_sweep(request: SweepRequest) -> SweepPlan:
     """Returns how a sweep is run here; all trials that can be known are composed and validated.
 
@@ -48,6 +67,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
         LaunchError: a file that is no sweep, a search that cannot be made here, or a program that is not there.
         ConfigError: a trial that makes no run, named, or a folder that cannot be written.
     """
+    check_is_file(request.file)
     sweep = read_sweep_file(request.file)
     _check_overrides(sweep, request.overrides)
     if sweep.method == "bayes":

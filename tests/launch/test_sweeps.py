@@ -1,6 +1,7 @@
 """F03: the shipped sweeps, started as wandb's agent starts them, compose to runs with the swept values."""
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
+from physedit.launch.plan import LaunchError
 from physedit.launch.sweep_file import SWEEPS, read_sweep_file
 from physedit.launch.sweep_search import next_parameters, num_trials
 from physedit.train.compose import compose_config
@@ -151,6 +153,36 @@ def test_a_folder_that_cannot_be_is_refused_before_a_trial_is_composed(tmp_path:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match="--out"):
             plan_sweep(SweepRequest(write(tmp_path / "mine.yaml"), ("no_such_key=1",), folder=folder))
+
+
+IN_A_FOLDER = {
+    "nothing": ([], "Shipped ones: launch/sweeps/data_scale.yaml"),
+    "a sweep": (["b.yaml", "a.yml"], "Give one that is in it, such as .*a.yml"),
+    "trials": (["trials.json", "a.yaml"], "To go on .* physedit compare"),
+}
+
+
+@pytest.mark.parametrize(("inner", "remedy"), IN_A_FOLDER.values(), ids=IN_A_FOLDER)
+@pytest.mark.parametrize("option", ["--local", "--dry-run", None])
+def test_a_folder_in_place_of_a_sweep_is_refused_with_what_to_give(
+    tmp_path: Path, inner: list[str], remedy: str, option: str | None
+):
+    from typer.testing import CliRunner
+
+    from physedit.train.cli import app
+
+    for name in inner:
+        (tmp_path / name).touch()
+    refused = CliRunner().invoke(app, ["sweep", str(tmp_path), *([option] if option else [])]).exception
+    assert isinstance(refused, LaunchError)
+    assert re.search(f"is a folder, but a sweep is a yaml file. {remedy}", str(refused))
+
+
+@pytest.mark.parametrize("content", ["", "# to be written\n", "null\n", "{}\n", "---\n"])
+def test_an_empty_file_is_called_empty(tmp_path: Path, content: str):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(LaunchError, match=r"mine\.yaml is empty, but a sweep has method, .* launch/sweeps/demo\.yaml"):
+        plan_sweep(SweepRequest(tmp_path / "mine.yaml", folder=tmp_path / "out"))
 
 
 @pytest.mark.parametrize("given", ["optimizer.lr=1e-3", "run_name=a", "output_root=b", "launch=slurm"])
