@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 
 from physedit.data_loaders.sample import EditDataset, PromptLevel
@@ -13,7 +12,7 @@ from physedit.eval_hooks.files import nearest_existing
 from physedit.eval_hooks.hook import EvalHook
 from physedit.train.assemble import build_checked, check_backbone, outline_of, scenes_are_missing
 from physedit.train.config import ConfigError
-from physedit.train.optim import build_optimizer, check_element_wise
+from physedit.train.optim import check_element_wise, check_optimizer
 from physedit.train.run_folder import check_run_folder, run_folder_of
 from physedit.train.upload import check_target
 from physedit.train.zero import asked_for
@@ -52,7 +51,7 @@ def _steps(config: DictConfig) -> Iterator[Callable[[], object]]:
 
 
 def _check_optimizer(config: DictConfig) -> None:
-    build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1, 1))])
+    check_optimizer(config.optimizer)
     if asked_for():  # a parent that is yet to start the launch asks its profile instead
         check_element_wise(config.optimizer)
 

@@ -1,6 +1,8 @@
 """Schedules are pure functions of the step."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,16 @@ from omegaconf import OmegaConf
 from physedit.train import optim
 from physedit.train.build import EXTRA_PACKAGES_VARIABLE
 from physedit.train.config import ConfigError
-from physedit.train.optim import ELEMENT_WISE, Constant, Cosine, Linear, check_element_wise, set_learning_rate
+from physedit.train.optim import (
+    ELEMENT_WISE,
+    Constant,
+    Cosine,
+    Linear,
+    build_optimizer,
+    check_element_wise,
+    check_optimizer,
+    set_learning_rate,
+)
 
 
 class Lion(torch.optim.Optimizer):
@@ -71,6 +82,39 @@ def test_the_rate_is_the_base_rate_times_the_factor_however_often_it_is_set():
     for factor in (0.1, 1.0, 0.3):
         set_learning_rate(optimizer, factor)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"_target_": "torch.optim.AdamW", "lr": -1}, "Invalid learning rate: -1"),
+        ({"_target_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 2]}, "Invalid beta parameter at index 1: 2"),
+        ({"_target_": "torch.optim.AdamW", "lr": 1e-3, "fused": True, "foreach": True}, "cannot be `True` together"),
+        ({"_target_": "torch.optim.SGD", "lr": 1e-3, "nesterov": True}, "Nesterov momentum requires a momentum"),
+        ({"_target_": "torch.optim.SGD", "lr": 1e-3, "speed": 1}, "unexpected keyword argument 'speed'"),
+    ],
+)
+def test_the_check_refuses_what_building_refuses_in_the_same_words(settings, said):
+    for act in (check_optimizer, lambda node: build_optimizer(node, [torch.nn.Parameter(torch.zeros(2))])):
+        with pytest.raises(ConfigError, match=said):
+            act(OmegaConf.create(settings))
+
+
+@pytest.mark.parametrize("name", [*sorted(ELEMENT_WISE), "Adafactor", "Muon", "LBFGS", "SparseAdam"])
+def test_the_check_takes_every_optimizer_of_torch_and_leaves_the_class_as_it_was(name):
+    before = torch.optim.Optimizer.add_param_group
+    check_optimizer(OmegaConf.create({"_target_": f"torch.optim.{name}", "lr": 1e-3}))
+    assert torch.optim.Optimizer.add_param_group is before
+
+
+def test_the_check_does_not_wait_for_the_import_of_torchs_compiler():
+    code = (
+        "import sys; from omegaconf import OmegaConf; from physedit.train.optim import check_optimizer;"
+        "check_optimizer(OmegaConf.create({'_target_': 'torch.optim.AdamW', 'lr': 1e-3}));"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "NAdam"])
