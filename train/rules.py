@@ -66,7 +66,7 @@ def check_rules(config: DictConfig) -> None:
         raise ConfigError(
             f"run_name={name!r} must be a plain folder name of 1 to 200 printable characters without '/'."
         )
-    batches_per_step(config, 1)
+    _check_batches(config)
     _check_encode(config)
     _check_backbone(config)
     _check_adapter(config)
@@ -88,6 +88,30 @@ def batches_per_step(config: DictConfig, num_processes: int) -> int:
             f"or change micro_batch."
         )
     return int(config.global_batch) // at_once
+
+
+def _check_batches(config: DictConfig) -> None:
+    """Refuses batches that no number of processes can make up, in terms of the launch that was asked for."""
+    if int(config.global_batch) % int(config.micro_batch) == 0:
+        return
+    if num_processes := _num_processes(config.launch):
+        batches_per_step(config, num_processes)
+    raise ConfigError(
+        f"global_batch={config.global_batch} does not divide by micro_batch={config.micro_batch}, and so not by "
+        f"micro_batch times the processes of launch={config.launch.profile or config.launch.kind}. Set global_batch to "
+        "a multiple of that, or change micro_batch."
+    )
+
+
+def _num_processes(launch: DictConfig) -> int | None:
+    """Returns how many processes a launch says it has, None where that is only seen on the machine."""
+    if launch.kind == "none":
+        return 1
+    if launch.kind != "slurm":
+        return None if launch.num_processes is None else max(1, int(launch.num_processes))
+    job = launch.slurm
+    on_each = job.gpus_per_node if job.processes_per_node is None else job.processes_per_node
+    return max(1, int(job.nodes) * int(on_each))
 
 
 def _check_levels(config: DictConfig) -> None:
