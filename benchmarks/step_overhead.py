@@ -37,17 +37,19 @@ from physedit.models.estimating.tracker import LiveBytes
 from physedit.models.latents import pack
 from physedit.models.random_tiny import build_random_tiny
 from physedit.train import sft
+from physedit.train.asking import Asking, Pace
 from physedit.train.assemble import add_lora, build_checked, start_processes, write_scenes
 from physedit.train.checkpoint import CheckpointStore
 from physedit.train.compose import compose_config
 from physedit.train.encode import encoded_rows
 from physedit.train.events import Policy, RunEvents
+from physedit.train.hook_runs import HookRunner
 from physedit.train.late import LateReports
 from physedit.train.loop import Trainer, fit
 from physedit.train.metrics_file import MetricsFile
 from physedit.train.optim import build_optimizer
 from physedit.train.order import build_plan
-from physedit.train.processes import Pace, Processes
+from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.rng import draw
 from physedit.train.signals import RequestFiles, StopFlag
@@ -179,11 +181,12 @@ def events_of(config: DictConfig, trainer: Trainer, store: CheckpointStore, fold
         stops_at_eval_failure=False, facts={},
     )  # fmt: skip
     bar = ProgressBar(FOREVER, 0, trainer.global_batch, is_main=True)
+    asking = Asking(trainer.processes, Pace(trainer.processes), StopFlag(), RequestFiles(folder))
     events = RunEvents(
-        policy=policy, trainer=trainer, folder=folder, base_cache=folder / "base", store=store, hooks=[],
-        metrics_file=MetricsFile(folder / "metrics.jsonl"), tracker=NoTracker(), bar=bar, stop=StopFlag(),
-        files=RequestFiles(folder), uploads=None, late=LateReports(folder, folder / "base", bar.late),
-        pace=Pace(trainer.processes),
+        policy=policy, trainer=trainer, folder=folder, store=store, hooks=[],
+        runner=HookRunner(trainer, folder, folder / "base", asking, bar.hook),
+        metrics_file=MetricsFile(folder / "metrics.jsonl"), tracker=NoTracker(), bar=bar, asking=asking, uploads=None,
+        late=LateReports(folder, folder / "base", bar.late),
     )  # fmt: skip
     events.save = lambda progress: None  # type: ignore[method-assign]  # noqa: ARG005
     return events

@@ -1,9 +1,7 @@
 """What happens around the loop's steps: checkpoints, hooks, numbers, what is asked from outside."""
 
 import logging
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,19 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, LateHook, weights_digest
+from physedit.eval_hooks.hook import EvalHook, EvalReport, LateHook
 from physedit.models.adapter_file import ADAPTER_FILE
-from physedit.models.backbone import Backbone
-from physedit.models.lora import without_adapter
-from physedit.train.checkpoint import CheckpointStore, Snapshot, step_name
+from physedit.train.asking import Asking
+from physedit.train.checkpoint import CheckpointStore, Snapshot
 from physedit.train.failures import EvalFailure
+from physedit.train.hook_runs import HookRunner
 from physedit.train.late import LateReports
 from physedit.train.loop import NonFiniteLoss, Trainer
 from physedit.train.metrics_file import MetricsFile
-from physedit.train.processes import Pace, Processes
+from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import name_best, pending_steps, record_report, write_results
-from physedit.train.signals import Request, RequestFiles, StopFlag, Stopped
+from physedit.train.signals import Request, Stopped
 from physedit.train.state import Progress
 from physedit.train.summary import BestRule, best_steps
 from physedit.train.tracker import Tracker
@@ -55,21 +53,17 @@ class RunEvents:
     policy: Policy
     trainer: Trainer
     folder: Path
-    base_cache: Path
     store: CheckpointStore
     hooks: Sequence[EvalHook]
+    runner: HookRunner
     metrics_file: MetricsFile
     tracker: Tracker
     bar: ProgressBar
-    stop: StopFlag
-    files: RequestFiles | None
-    """On rank 0."""
+    asking: Asking
     uploads: Uploads | None
     """On rank 0, if checkpoints are to be copied."""
     late: LateReports
     """What is judged beside training; rank 0 alone hands over to it."""
-    pace: Pace
-    """How often ranks agree on what is asked."""
     reports: list[EvalReport] = field(default_factory=list)
     failures: list[EvalFailure] = field(default_factory=list)
 
@@ -79,35 +73,13 @@ class RunEvents:
         return self.trainer.accelerator
 
     @property
-    def backbone(self) -> Backbone:
-        """The editor."""
-        return self.trainer.backbone
-
-    @property
     def processes(self) -> Processes:
         """Their agreement."""
         return self.trainer.processes
 
     def request(self) -> Request:
-        """Returns what is asked of any rank. Ranks agree, so that none waits for another in a collective.
-
-        What is asked between two agreements waits for the next one, some steps or about a second later.
-        """
-        if not self.pace.is_due():
-            return Request.NONE
-        number = self.stop.signal_number or 0
-        asked = Request.NONE if self.files is None else self.files.asked()
-        if asked is Request.STOP:
-            number = number or signal.SIGTERM
-        saves = asked is Request.SAVE or self.stop.save_is_asked
-        agreed = self.processes.largest(Request.STOP + number if number else Request.SAVE if saves else Request.NONE)
-        self.pace.agree()
-        if agreed > Request.STOP:
-            self.stop.signal_number = agreed - Request.STOP
-            return Request.STOP
-        if agreed == Request.SAVE:
-            self.stop.save_is_asked = False
-        return Request(agreed)
+        """See ``Asking.agreed``."""
+        return self.asking.agreed()
 
     def save_is_due(self, step: int) -> bool:
         """True at the cadence of ``checkpoint.every`` and wherever a hook evaluates: what is judged is on disk."""
@@ -139,7 +111,7 @@ class RunEvents:
         """
         due = self.due(step)
         for hook in due:
-            report, errors = self._attempt(hook, step)
+            report, errors = self.runner.attempt(hook, step)
             if errors:
                 self._record_failure(hook.name, step, errors)
             elif report is not None:
@@ -262,9 +234,9 @@ class RunEvents:
         if self.late.num_open:
             logger.info("All steps are done; %d evaluations are still being judged.", self.late.num_open)
         while self.late.num_open:
-            self.late.wait(self._is_stopped)
+            self.late.wait(self.asking.stops_here)
             self.collect()
-            if self.late.num_open and self.stop:
+            if self.late.num_open and self.asking.stop:
                 raise Stopped(f"Stopped before all was judged; physedit judge {self.folder} does the rest.")
         self._name_best()
 
@@ -290,55 +262,3 @@ class RunEvents:
         average = self.trainer.average
         shipped = live if average is None else {name: value.cpu() for name, value in average.values.items()}
         return Snapshot(progress, shipped, live, self.trainer.engine.optimizer_tensors())
-
-    def _attempt(self, hook: EvalHook, step: int) -> tuple[EvalReport | None, list[Exception]]:
-        """Runs ``hook`` on the adapter that is shipped, or has it make its pictures: then there is no report yet.
-
-        What takes all ranks but may not fail is around the attempt.
-        """
-        engine, average, denoiser = self.trainer.engine, self.trainer.average, self.backbone.denoiser
-        adapter_id = weights_digest(engine.adapter() if average is None else average.values)
-        passes = denoiser if engine.passes_take_all_ranks else None
-        with nullcontext() if average is None else engine.swapped(average.values):
-            return self.processes.attempt(lambda: _evaluated(hook, self._context(step, adapter_id)), passes)
-
-    def _context(self, step: int, adapter_id: str) -> EvalContext:
-        denoiser = self.backbone.denoiser
-        return EvalContext(
-            step=step,
-            backbone=self.backbone,
-            denoiser=denoiser,
-            without_adapter=lambda: without_adapter(denoiser),
-            run_folder=self.folder,
-            base_cache=self.base_cache,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            barrier=self.processes.wait,
-            progress=self._hook_progress,
-            device=self.accelerator.device,
-            adapter_id=adapter_id,
-            adapter_file=None if step == 0 else self.store.folder / step_name(step) / "adapter" / ADAPTER_FILE,
-        )
-
-    def _hook_progress(self, done: int, total: int, label: str) -> None:
-        self.bar.hook(done, total, label)
-        if self._is_stopped():
-            raise Stopped(
-                "Stopped during an evaluation; what it has so far is kept, and so is the checkpoint it is of."
-            )
-
-    def _is_stopped(self) -> bool:
-        """Tells whether this rank is asked to stop; a wish to save is kept for the next step."""
-        asked = Request.NONE if self.files is None else self.files.asked()
-        if asked is Request.SAVE:
-            self.stop.save_is_asked = True
-        if asked is Request.STOP:
-            self.stop.signal_number = signal.SIGTERM
-        return bool(self.stop)
-
-
-def _evaluated(hook: EvalHook, context: EvalContext) -> EvalReport | None:
-    if isinstance(hook, LateHook) and hook.is_background:
-        hook.generate(context)
-        return None
-    return hook.run(context)

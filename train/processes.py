@@ -32,9 +32,6 @@ _WAIT, _PASS = "wait", "pass"
 """Where ranks meet: in a wait, and before a forward pass in which all of them take part."""
 _SECONDS_TO_EXPLAIN = 5.0
 """Ours: how long a rank before a pass gives another, which waits elsewhere, to tell that it has failed."""
-_SECONDS_BETWEEN_AGREEMENTS = 1.0
-_MOST_STEPS_BETWEEN_AGREEMENTS = 10
-"""Ours: a cluster gives a run that it ends some seconds; steps may become slower than they were."""
 
 
 def end_with_launcher() -> None:
@@ -220,31 +217,6 @@ class Processes:
 
     def _quoted(self, error: BaseException) -> str:
         return f"rank {self.rank}: {type(error).__name__}: {error}"
-
-
-class Pace:
-    """At which steps ranks agree on what is asked of the run: the same on all of them, about once a second."""
-
-    def __init__(self, processes: Processes) -> None:
-        """The first step is one of them."""
-        self._processes = processes
-        self._num_steps, self._left = 1, 1
-        self._since = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Tells, once a step, whether this is a step to agree at. One process is always of one mind."""
-        self._left -= 1
-        return self._left <= 0
-
-    def agree(self) -> None:
-        """Settles when the next one is, from how long steps have taken on the slowest rank; all ranks call it."""
-        now = time.monotonic()
-        step_us = int(1e6 * (now - self._since) / self._num_steps) + 1
-        self._since = now
-        if self._processes.num_processes > 1:
-            fitting = int(1e6 * _SECONDS_BETWEEN_AGREEMENTS) // self._processes.largest(step_us)
-            self._num_steps = min(max(1, fitting), _MOST_STEPS_BETWEEN_AGREEMENTS)
-        self._left = self._num_steps
 
 
 class _Passes:

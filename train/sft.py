@@ -16,6 +16,7 @@ from physedit.eval_hooks.files import write_json
 from physedit.eval_hooks.hook import EvalHook, EvalReport
 from physedit.models.backbone import Backbone
 from physedit.models.quantization import keep_from_broadcast
+from physedit.train.asking import Asking, Pace
 from physedit.train.assemble import (
     add_lora,
     build_checked,
@@ -32,6 +33,7 @@ from physedit.train.encode import encoded_rows
 from physedit.train.events import Policy, RunEvents
 from physedit.train.failures import read_failures
 from physedit.train.first_batch import FIRST_BATCH_FILE, write_first_batch
+from physedit.train.hook_runs import HookRunner
 from physedit.train.late import LateReports
 from physedit.train.loop import Trainer, fit
 from physedit.train.metrics_file import MetricsFile
@@ -45,7 +47,7 @@ from physedit.train.order import (
     write_plan,
 )
 from physedit.train.preflight import check_levels, check_references
-from physedit.train.processes import Pace, Processes
+from physedit.train.processes import Processes
 from physedit.train.progress import ProgressBar
 from physedit.train.results import best_numbers, facts_of, newest_numbers
 from physedit.train.rules import batches_per_step
@@ -229,6 +231,7 @@ def _run(
     assert isinstance(plain, dict)
     tracker.start(folder, str(config.run_name), {str(key): value for key, value in plain.items()})
     bar = ProgressBar(trainer.num_steps, start.step, trainer.global_batch, is_main=is_main)
+    asking = Asking(trainer.processes, Pace(trainer.processes), stop, RequestFiles(folder) if is_main else None)
     events = RunEvents(
         policy=Policy(
             run_name=str(config.run_name),
@@ -242,17 +245,15 @@ def _run(
         ),
         trainer=trainer,
         folder=folder,
-        base_cache=base_cache_of(config),
         store=store,
         hooks=hooks,
+        runner=HookRunner(trainer, folder, base_cache_of(config), asking, bar.hook),
         metrics_file=MetricsFile(folder / METRICS_FILE),
         tracker=tracker,
         bar=bar,
-        stop=stop,
-        files=RequestFiles(folder) if is_main else None,
+        asking=asking,
         uploads=Uploads(str(target)) if is_main and (target := config.checkpoint.upload_to) is not None else None,
         late=LateReports(folder, base_cache_of(config), bar.late),
-        pace=Pace(trainer.processes),
         reports=[report for hook in hooks for report in hook.finished_reports(folder, start.step)],
         failures=read_failures(folder, start.step),
     )

@@ -123,7 +123,7 @@ def test_a_stop_while_the_judge_is_waited_for_leaves_a_run_that_goes_on(run_smok
     whole = run_smoke(*HOOK, name="whole")
 
     def stop(events):
-        events.stop.signal_number = 15
+        events.asking.stop.signal_number = 15
 
     with monkeypatch.context() as patch:
         at_the_end(patch, stop)
@@ -156,7 +156,7 @@ def test_a_stop_does_not_wait_for_a_server_that_is_away(run_smoke, monkeypatch):
     def stop(events):
         while not server.asked:
             time.sleep(0.01)
-        events.stop.signal_number = 15
+        events.asking.stop.signal_number = 15
 
     at_the_end(monkeypatch, stop)
     with judge_server(always=failing(503, "restarting")) as server:

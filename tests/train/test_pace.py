@@ -2,8 +2,8 @@
 
 import pytest
 
-from physedit.train import processes
-from physedit.train.processes import Pace
+from physedit.train import asking
+from physedit.train.asking import Pace
 
 
 class Ranks:
@@ -18,7 +18,7 @@ class Ranks:
 
 def agreed_at(ranks: Ranks, step_s: float, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = 0.0
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+    monkeypatch.setattr(asking.time, "monotonic", lambda: now)
     pace = Pace(ranks)
     found = []
     for step in range(1, num_steps + 1):
