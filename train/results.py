@@ -18,7 +18,8 @@ from physedit.train.checkpoint import step_folders, step_name
 from physedit.train.failures import EvalFailure, write_failures
 from physedit.train.metrics_file import MetricsFile
 from physedit.train.summary import BestRule, best_of, scalars, summarize
-from physedit.train.tracker import BASE_JOB, Tracker
+from physedit.train.tracker import Tracker
+from physedit.train.wandb_destination import BASE_JOB
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Where a run's numbers go beside metrics.jsonl: wandb, as a view of it.
 
-Only this module imports wandb, and ``wandb_runs`` and ``wandb_record``, which read runs back.
+Only this module imports wandb, with ``wandb_destination``, which opens its runs, and ``wandb_runs`` and
+``wandb_record``, which read runs back.
 """
 
 import logging
@@ -17,13 +18,11 @@ from physedit.train.checkpoint import step_folders
 from physedit.train.config import ConfigError
 from physedit.train.errands import Errands
 from physedit.train.swept import SWEEP_VARIABLE, check_tracked
+from physedit.train.wandb_destination import Destination
 from physedit.train.wandb_log import Row
 from physedit.train.wandb_record import STEP, Record, offline_rows, online_rows, server_rows
 
 logger = logging.getLogger(__name__)
-
-BASE_JOB = "base"
-"""The type of the run that holds the base's own evaluation."""
 
 Extreme = Literal["max", "min"]
 
@@ -121,19 +120,11 @@ class Wandb:
         start_timeout_s: float = 90.0,
         finish_timeout_s: float = 300.0,
     ) -> None:
-        if mode not in ("offline", "online"):
-            raise ValueError(f"tracker.mode={mode} is not known. Use offline or online, or tracker=none.")
-        if job_type == BASE_JOB:
-            raise ValueError(f"tracker.job_type={BASE_JOB} is what the base's own evaluation has. Use another word.")
-        for name, seconds in (("start_timeout_s", start_timeout_s), ("finish_timeout_s", finish_timeout_s)):
-            if seconds <= 0:
-                raise ValueError(f"tracker.{name}={seconds} must be positive: a run waits so many seconds at most.")
-        self._mode = mode
-        self._project = project
-        self._entity = entity
-        self._group, self._job_type, self._tags = group, job_type, list(tags)
+        self._destination = Destination(
+            mode=mode, project=project, entity=entity, group=group, job_type=job_type, tags=tags,
+            start_timeout_s=start_timeout_s, finish_timeout_s=finish_timeout_s,
+        )  # fmt: skip
         self._log_adapters = log_adapters
-        self._start_timeout_s, self._finish_timeout_s = start_timeout_s, finish_timeout_s
         self._run: Any = None
         self._run_folder, self._config = Path(), dict[str, Any]()
         self._kept: set[str] = set()
@@ -161,7 +152,8 @@ class Wandb:
         goes_on = is_saved or _id_of_agent() is not None or all(line["step"] == 0 for line in lines)
         if not id_file.exists() or not goes_on:
             write_text(id_file, _id_of_agent() or secrets.token_hex(4))
-        self._run = self._opened(run_folder, run_name, id_file.read_text(encoding="utf-8"), config)
+        run_id = id_file.read_text(encoding="utf-8")
+        self._run = self._destination.open_run(run_folder, run_name, run_id, config)
         try:
             check_tracked(dict(self._run.config), config)
         except ConfigError:
@@ -208,34 +200,11 @@ class Wandb:
 
         It lies in ``base_cache/wandb/`` beside the run folders that share it. A server that has it keeps its own.
         """
-        import wandb
-
-        cache = self._run_folder.parent / "base_cache"
-        if self._is_lost or any((cache / "wandb").glob(f"*run-*-{base_id}")):
+        if self._is_lost:
             return
-        (cache / "wandb").mkdir(parents=True, exist_ok=True)
-        hooks = ", ".join(sorted({key.split("/")[0] for key in metrics}))
+        cache = self._run_folder.parent / "base_cache"
         shown: dict[str, Any] = {key: self._config[key] for key in ("backbone", "eval", "judge") if key in self._config}
-        try:
-            run = wandb.init(
-                project=self._project,
-                entity=self._entity,
-                name=f"base {hooks}",
-                id=base_id,
-                resume="never",
-                reinit="create_new",
-                mode="offline" if self._run.offline else "online",
-                dir=str(cache),
-                config=shown,
-                group=self._group,
-                job_type=BASE_JOB,
-                tags=self._tags,
-                settings=self._settings(),
-            )
-            run.log({STEP: 0, **metrics})
-            run.finish()
-        except Exception as error:  # as in _tell; its numbers are in the run's own summary too
-            logger.info("The base's evaluation is not recorded as a run of its own: %s", error)
+        self._destination.record_base(cache, base_id, metrics, shown, is_offline=bool(self._run.offline))
 
     def log_adapter(self, step: int, file: Path, aliases: Sequence[str]) -> None:
         """Records the file as an artifact ``adapter-RUN`` of type ``model``; equal files are one version of it."""
@@ -251,7 +220,7 @@ class Wandb:
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the run; says what to do about what the server has not taken."""
         self._tell(lambda: self._run.summary.update(dict(summary)))
-        if left := self._errands.finish(self._finish_timeout_s):
+        if left := self._errands.finish(self._destination.finish_timeout_s):
             logger.warning("wandb's server kept back %d tables or adapters; the run folder has them.", left)
         if self._is_lost:
             with suppress(Exception):  # told of already; a run left open would be taken for the next one's
@@ -263,7 +232,7 @@ class Wandb:
             logger.warning(
                 "wandb's server did not take the rest of this run within tracker.finish_timeout_s=%g. All of it is in "
                 "%s; send it with: wandb sync --no-skip-online %s",
-                self._finish_timeout_s, self._folder, self._folder,
+                self._destination.finish_timeout_s, self._folder, self._folder,
             )  # fmt: skip
 
     def _catch_up(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -284,59 +253,14 @@ class Wandb:
         rows = offline_rows(folder, run.id, self._folder)
         if run.offline:
             return rows + online_rows(folder, run.id, self._folder)
-        return rows + (
-            server_rows(f"{run.entity}/{run.project}/{run.id}", self._start_timeout_s) if run.resumed else []
-        )
+        if not run.resumed:
+            return rows
+        return rows + server_rows(f"{run.entity}/{run.project}/{run.id}", self._destination.start_timeout_s)
 
     @property
     def _folder(self) -> Path:
         """Where wandb's client keeps what it was told."""
         return Path(str(self._run.settings.sync_dir))
-
-    def _opened(self, run_folder: Path, run_name: str, run_id: str, config: Mapping[str, Any]) -> Any:
-        import wandb
-
-        init = partial(
-            wandb.init,
-            project=self._project,
-            entity=self._entity,
-            name=run_name,
-            id=run_id,
-            resume="allow",
-            dir=str(run_folder),
-            config=dict(config),
-            group=self._group,
-            job_type=self._job_type,
-            tags=self._tags,
-            settings=self._settings(),
-        )
-        try:
-            return init(mode=self._mode)  # type: ignore[arg-type]
-        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
-            raise ConfigError(
-                f"tracker.mode={self._mode}: wandb refuses to open the run: {error} Run wandb login, or set "
-                "tracker.mode=offline or tracker=none."
-            ) from error
-        except wandb.errors.CommError as error:
-            wandb.teardown()  # the client holds the run's id as one in use otherwise
-            run = init(mode="offline")
-            logger.warning(
-                "wandb's server could not open the run within tracker.start_timeout_s=%g, so it is recorded offline. "
-                "Send it later with: wandb sync %s (%s)",
-                self._start_timeout_s, run.settings.sync_dir, error,
-            )  # fmt: skip
-            return run
-
-    def _settings(self) -> Any:
-        import wandb
-
-        return wandb.Settings(
-            console="off",
-            x_disable_stats=self._mode == "offline",
-            init_timeout=self._start_timeout_s,
-            finish_timeout=self._finish_timeout_s,
-            finish_timeout_raises=True,
-        )
 
     def _tell(self, say: Callable[[], object]) -> None:
         """Tells wandb's client something; a client that fails is told no more, and the run goes on.

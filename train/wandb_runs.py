@@ -13,7 +13,7 @@ from physedit.eval_hooks.comparing.runs import Curve, Evaluation, Run, When, con
 from physedit.eval_hooks.hook import MetricChange
 from physedit.train.config import ConfigError, one_line
 from physedit.train.summary import delta_key, is_delta_key
-from physedit.train.tracker import BASE_JOB
+from physedit.train.wandb_destination import BASE_JOB
 from physedit.train.wandb_log import Log, Row, read_log
 
 API_TIMEOUT_S = 30
