@@ -8,7 +8,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from physedit.data_loaders.sample import DatasetRowError, DroppedRow
-from physedit.eval_hooks.files import json_line, read_steps, write_json_lines
+from physedit.eval_hooks.files import read_steps, write_json_lines
+from physedit.train.record_lines import add_line
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class DroppedRows:
 
         Raises:
             TooManyDropped: more rows than allowed are dropped, or all; the message names the first.
+            RecordNotWritten: on rank 0, the disk is full or not writable.
         """
         for step, row in sorted(found, key=lambda each: (each[0], each[1].index)):
             if row.name.sample_id not in self._known:
@@ -94,19 +96,15 @@ class DroppedRows:
     def _record(self, step: int, row: DroppedRow) -> None:
         if self._file is None:
             return
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(
-                json_line(
-                    {
-                        "step": step,
-                        "sample_id": row.name.sample_id,
-                        "file": row.name.origin.file,
-                        "row": row.name.origin.row,
-                        "reason": row.reason,
-                        "message": row.message,
-                    }
-                )
-            )
+        line = {
+            "step": step,
+            "sample_id": row.name.sample_id,
+            "file": row.name.origin.file,
+            "row": row.name.origin.row,
+            "reason": row.reason,
+            "message": row.message,
+        }
+        add_line(self._file, line, f"the row {row.name.sample_id} that step {step} drops")
         if len(self._names) <= NUM_WARNINGS:
             logger.warning("Row %s is dropped: %s", row.name.sample_id, row.message)
         if len(self._names) == NUM_WARNINGS:

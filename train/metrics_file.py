@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from physedit.eval_hooks.files import json_line, read_json_lines, write_json_lines
+from physedit.eval_hooks.files import read_json_lines, write_json_lines
+from physedit.train.record_lines import add_line
 
 
 class MetricsFile:
@@ -28,10 +29,10 @@ class MetricsFile:
 
         Raises:
             ValueError: a value is NaN or infinite.
+            RecordNotWritten: the disk is full or not writable; the file is as it was.
         """
         _refuse_infinite(step, metrics)
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json_line({"step": step, **metrics}))
+        add_line(self._path, {"step": step, **metrics}, f"the numbers of step {step}")
 
     def has(self, step: int, hook: str, metrics: Mapping[str, float | None]) -> bool:
         """True if this evaluation's line is there, and no other one of that hook and step."""
@@ -41,7 +42,7 @@ class MetricsFile:
         """Adds an evaluation's line, in place of an earlier one of that hook and step.
 
         Raises:
-            ValueError: as ``append``.
+            ValueError, OSError: as ``append``.
         """
         lines, earlier = self._of(step, hook)
         if earlier:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.full_disk import fill_disk
 from tests.support.runs import adapter_bytes, metrics_of
 
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
@@ -15,6 +16,7 @@ from physedit.train import loop, sft
 from physedit.train import signals as signals_module
 from physedit.train.checkpoint import verify
 from physedit.train.loop import NonFiniteLoss
+from physedit.train.record_lines import RecordNotWritten
 from physedit.train.signals import StopFlag, Stopped, stop_on_signal
 
 WITH_HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval_steps=[4]")
@@ -147,3 +149,17 @@ def test_every_checkpoint_is_copied_where_it_was_asked(run_smoke, tmp_path):
     for path in (tmp_path / "copy").iterdir():
         verify(path)
     assert [path.name for path in (folder / "checkpoints").iterdir()][-1:] == ["step_00000008"]
+
+
+def test_a_run_whose_disk_was_full_goes_on_and_has_every_step_once(run_smoke, monkeypatch, tmp_path):
+    often = ("log_every=1", "checkpoint.every=2", "num_steps=6")
+    whole = run_smoke(*often, name="whole")
+    line = (whole / "metrics.jsonl").read_text().index("\n")
+    with monkeypatch.context() as patch:
+        fill_disk(patch, "metrics.jsonl", 5 * line)
+        with pytest.raises(RecordNotWritten, match=r"full/metrics\.jsonl could not take the numbers of step 5: .*28"):
+            run_smoke(*often, name="full")
+    assert [line["step"] for line in metrics_of(tmp_path / "full")] == [1, 2, 3, 4]
+    again = run_smoke(*often, name="full")
+    assert metrics_of(again) == metrics_of(whole)
+    assert adapter_bytes(again, 6) == adapter_bytes(whole, 6)
