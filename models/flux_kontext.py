@@ -22,9 +22,9 @@ from physedit.models.backbone import Conditioning, join
 from physedit.models.blocks import CompileBackend
 from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.flux_outline import checked_area, checked_tokens, flux_outline
-from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline, time_shift
+from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline
 from physedit.models.flux_text import FluxTextStates
-from physedit.models.latents import changed_share, pack, pipeline_time, token_positions, unpack
+from physedit.models.latents import changed_share, pack, pipeline_time, time_shift, token_positions, unpack
 from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
@@ -204,7 +204,7 @@ class FluxKontext:
             target=target,
             sources=latents,
             change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
-            time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
+            time_shift=time_shift(self._pipeline.scheduler, num_tokens=(height // 2) * (width // 2)),
         )
 
     @torch.no_grad()

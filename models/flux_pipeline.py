@@ -1,6 +1,5 @@
 """Building the stock FLUX.1-Kontext pipeline, and which of its layers an adapter may cover."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,27 +74,6 @@ def load_pipeline(
     if pipeline.scheduler.config.use_dynamic_shifting and (pipeline.scheduler.config.time_shift_type != "exponential"):
         raise ValueError("FLUX.1-Kontext's scheduler must shift time exponentially; see scheduler_config.json.")
     return pipeline
-
-
-def time_shift(pipeline: "FluxKontextPipeline", num_tokens: int) -> float:
-    """Returns the ``mu`` by which the pipeline's scheduler shifts its sigmas for a target of ``num_tokens``.
-
-    Source: FluxKontextPipeline.__call__, diffusers.
-    """
-    from diffusers.pipelines.flux.pipeline_flux_kontext import calculate_shift
-
-    config = pipeline.scheduler.config
-    if not config.use_dynamic_shifting:
-        return math.log(config.shift)
-    return float(
-        calculate_shift(
-            num_tokens,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-    )
 
 
 def _random_tiny_pipeline(dtype: torch.dtype) -> "FluxKontextPipeline":

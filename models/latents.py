@@ -3,6 +3,7 @@
 Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image tokens.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -70,6 +71,30 @@ def pipeline_time(sigma: Tensor, scheduler: Any, dtype: torch.dtype) -> Tensor:
     Source: FluxKontextPipeline.__call__ and QwenImageEditPipeline.__call__, diffusers.
     """
     return (sigma * int(scheduler.config.num_train_timesteps)).to(dtype) / _TIMESTEP_DIVISOR
+
+
+def time_shift(scheduler: Any, num_tokens: int) -> float:
+    """Returns the ``mu`` by which the scheduler shifts the sigmas of a target of ``num_tokens``.
+
+    The one rule of both backbones. Qwen-Image-Edit's scheduler then stretches its grid so that it ends at
+    ``shift_terminal``; that depends on the number of steps and is left to edits.
+
+    Source: FluxKontextPipeline.__call__ and QwenImageEditPipeline.__call__, diffusers, which count the same.
+    """
+    from diffusers.pipelines.flux.pipeline_flux_kontext import calculate_shift
+
+    config = scheduler.config
+    if not config.use_dynamic_shifting:
+        return math.log(config.shift)
+    return float(
+        calculate_shift(
+            num_tokens,
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+    )
 
 
 def changed_share(source: Tensor, target: Tensor, cell_px: int) -> Tensor:

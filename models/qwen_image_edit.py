@@ -21,7 +21,7 @@ from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
 from physedit.models.blocks import CompileBackend
 from physedit.models.encoding import EncoderSet, Latents
-from physedit.models.latents import changed_share, pack, pipeline_time, unpack
+from physedit.models.latents import changed_share, pack, pipeline_time, time_shift, unpack
 from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
@@ -39,7 +39,6 @@ from physedit.models.qwen_pipeline import (
     checked_pipeline,
     found_weights,
     load_pipeline,
-    time_shift,
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
@@ -232,7 +231,7 @@ class QwenImageEdit:
             target=target,
             sources=latents,
             change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
-            time_shift=time_shift(self._pipeline, num_tokens=(height // 2) * (width // 2)),
+            time_shift=time_shift(self._pipeline.scheduler, num_tokens=(height // 2) * (width // 2)),
         )
 
     @torch.no_grad()

@@ -1,6 +1,5 @@
 """Building the stock Qwen-Image-Edit pipelines, refusing those that training does not reproduce, and their areas."""
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,30 +67,6 @@ def load_pipeline(
     if loaded.text_encoder is not None:
         own_positions(loaded.text_encoder)
     return loaded
-
-
-def time_shift(pipeline: Any, num_tokens: int) -> float:
-    """Returns the ``mu`` by which the pipeline's scheduler shifts its sigmas for a target of ``num_tokens``.
-
-    The scheduler then stretches its grid so that it ends at ``shift_terminal``; that depends on the number of steps and
-    is left to edits.
-
-    Source: QwenImageEditPipeline.__call__, diffusers.
-    """
-    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_shift
-
-    config = pipeline.scheduler.config
-    if not config.use_dynamic_shifting:
-        return math.log(config.shift)
-    return float(
-        calculate_shift(
-            num_tokens,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-    )
 
 
 @contextmanager

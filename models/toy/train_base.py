@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 from diffusers import FluxKontextPipeline
-from diffusers.pipelines.flux.pipeline_flux_kontext import calculate_shift
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from physedit.models.latents import time_shift
 from physedit.models.toy.fitting import FitPlan, fit
 from physedit.models.toy.pairs import NaivePairs, as_network_input
 from physedit.models.toy.set_encoder import code_of, read_components
@@ -71,7 +71,7 @@ def train_base(pipeline: FluxKontextPipeline, pairs: NaivePairs, plan: FitPlan, 
     tokens = tokenise(pipeline, pairs)
     parts = TrainedParts(pipeline)
     image_ids = _image_ids(pipeline)
-    shift = math.exp(_time_shift(pipeline))
+    shift = math.exp(time_shift(pipeline.scheduler, num_tokens=64))
     num_pairs = len(pairs.prompts)
     shares = torch.tensor(LEVEL_SHARES)
 
@@ -166,11 +166,3 @@ def _image_ids(pipeline: FluxKontextPipeline) -> Tensor:
     reference = target.clone()
     reference[:, 0] = 1
     return torch.cat([target, reference])
-
-
-def _time_shift(pipeline: FluxKontextPipeline) -> float:
-    config = pipeline.scheduler.config
-    mu: float = calculate_shift(
-        64, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-    )
-    return mu

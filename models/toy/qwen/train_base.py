@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from diffusers import QwenImageEditPipeline
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_shift
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from physedit.data_loaders.scenes.scene import VOCABULARY
+from physedit.models.latents import time_shift
 from physedit.models.toy.fitting import FitPlan, fit
 from physedit.models.toy.pairs import NaivePairs, as_network_input
 from physedit.models.toy.qwen.set_encoder import read_components
@@ -75,7 +75,7 @@ def train_base(pipeline: QwenImageEditPipeline, pairs: NaivePairs, plan: FitPlan
     tokens = tokenise(pipeline, pairs)
     parts = TrainedParts(pipeline)
     picture_mean, picture_std = picture_statistics(pipeline)
-    shift = math.exp(_time_shift(pipeline))
+    shift = math.exp(time_shift(pipeline.scheduler, math.prod(_GRID)))
     num_pairs = len(pairs.prompts)
     shares = torch.tensor(LEVEL_SHARES)
 
@@ -187,11 +187,3 @@ def _read_prompts(pipeline: QwenImageEditPipeline, prompts: Sequence[str]) -> tu
     for row, spelling in same_word_rows(tokenizer, VOCABULARY):
         learnt[spelling] = row
     return learnt[read.input_ids], read.attention_mask
-
-
-def _time_shift(pipeline: QwenImageEditPipeline) -> float:
-    config = pipeline.scheduler.config
-    mu: float = calculate_shift(
-        math.prod(_GRID), config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-    )
-    return mu
