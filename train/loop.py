@@ -31,6 +31,10 @@ from physedit.train.state import AdapterAverage, Progress
 
 logger = logging.getLogger(__name__)
 
+MOST_UNSEEN_STEPS = 50
+"""Ours: the host looks at the losses of so many steps at the latest, however rarely it logs: a run that diverges wastes
+no more. By default it logs, and waits for the device, at every tenth."""
+
 
 class NonFiniteLoss(RuntimeError):
     """A loss or gradient is NaN or infinite; the message names step and samples."""
@@ -118,7 +122,8 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
 
     Raises:
         NonFiniteLoss: a loss or gradient is not finite; the adapter is as it was before that step. Where the engine
-            does not wait for the device, it is raised where the logging window closes.
+            does not wait for the device, it is raised where the window closes: with a line of metrics.jsonl or a
+            checkpoint, and after ``MOST_UNSEEN_STEPS`` steps at the latest.
         TooManyDropped: more rows than the run allows cannot be used.
         Stopped: it was asked to; a checkpoint of the current step was written first.
     """
@@ -140,7 +145,7 @@ def fit(trainer: Trainer, events: Events, start: Progress) -> Progress:
         is_last = progress.step == trainer.num_steps
         logs = is_last or progress.step % trainer.log_every == 0
         saves = is_last or request > Request.NONE or events.save_is_due(progress.step)
-        if logs or saves:
+        if logs or saves or len(trainer.recent) == MOST_UNSEEN_STEPS:
             progress = close_window(trainer, progress)
         seconds += time.monotonic() - started
         if logs:

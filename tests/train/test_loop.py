@@ -61,7 +61,8 @@ class Recorder:
     def __init__(self, reads: HostReads | None = None, save_at: int | None = None) -> None:
         self.reads, self.save_at = reads, save_at
         self.read_by_step: list[int] = []
-        self.logged: list[int] = []
+        self.lines: dict[int, dict[str, float]] = {}
+        self.advanced = 0
         self.saved: list[int] = []
 
     def request(self) -> Request:
@@ -77,11 +78,11 @@ class Recorder:
         if step and self.reads is not None:
             self.read_by_step.append(self.reads.count)
 
-    def log(self, step: int, _metrics: dict[str, float], _num_samples: int, _seconds: float) -> None:
-        self.logged.append(step)
+    def log(self, step: int, metrics: dict[str, float], num_samples: int, _seconds: float) -> None:
+        self.lines[step] = metrics | {"num_samples": num_samples}
 
     def advance(self, step: int) -> None:
-        """There is no bar."""
+        self.advanced = step
 
 
 class Known:
@@ -167,9 +168,38 @@ def test_the_host_asks_nothing_of_the_device_between_windows(build: Any, editor:
         events = Recorder(reads)
         fit(trainer, events, Progress())
     asked = [after - before for before, after in zip([0, *events.read_by_step], events.read_by_step, strict=False)]
-    assert events.logged == [3, 6, 7]
+    assert list(events.lines) == [3, 6, 7]
     assert [asked[step - 1] for step in (1, 2, 4, 5)] == [0, 0, 0, 0]
     assert all(asked[step - 1] > 0 for step in (3, 6, 7))  # the counter sees what there is to see
+
+
+def test_a_run_that_logs_rarely_looks_after_so_many_steps_and_logs_the_same(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often, rarely = Recorder(), Recorder()
+    fit(build(fused=True, log_every=6), often, Progress())
+    monkeypatch.setattr(loop, "MOST_UNSEEN_STEPS", 2)
+    trainer = build(fused=True, log_every=6)
+    with HostReads() as reads:
+        rarely.reads = reads
+        fit(trainer, rarely, Progress())
+    asked = [after - before for before, after in zip([0, *rarely.read_by_step], rarely.read_by_step, strict=False)]
+    assert [step for step, count in enumerate(asked, start=1) if count] == [2, 4, 6, 7]
+    assert rarely.lines == often.lines
+    assert list(often.lines) == [6, 7]
+
+
+def test_a_run_that_diverges_ends_after_so_many_steps_however_rarely_it_logs(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loop.MOST_UNSEEN_STEPS == 50
+    monkeypatch.setattr(loop, "MOST_UNSEEN_STEPS", 3)
+    trainer = build(fused=True, log_every=1000, num_steps=1000)
+    spoil(monkeypatch, step=4, factor=float("nan"))
+    events = Recorder()
+    with pytest.raises(NonFiniteLoss, match="of step 4 is"):
+        fit(trainer, events, Progress())
+    assert (events.advanced, events.lines) == (6, {})
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -189,7 +219,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_named(
     named = "none by itself" if spoilt == "gradient" else "sample-7"
     with pytest.raises(NonFiniteLoss, match=rf"of step 4 is .* not finite: {named}\. Nothing"):
         fit(trainer, events, Progress())
-    assert events.logged == [3]
+    assert list(events.lines) == [3]
     expected, found = state_of(good), state_of(trainer)
     assert expected.keys() == found.keys()
     assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
