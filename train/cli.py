@@ -3,20 +3,15 @@
 Heavy modules are imported inside the verbs, so that help and a refused setting answer at once.
 """
 
-import errno
 import json
 import logging
-import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from safetensors import SafetensorError
 
 from physedit.train.cli_arena import arena_app
 from physedit.train.cli_compare import compare
@@ -24,13 +19,12 @@ from physedit.train.cli_data import data_app
 from physedit.train.cli_doctor import doctor
 from physedit.train.cli_estimate import estimate
 from physedit.train.cli_judge import judge
+from physedit.train.cli_options import ConfigDir, Overrides
 from physedit.train.cli_sweep import sweep
 from physedit.train.compose import SWEEP_ADVICE, compose_config, with_hooks_named
 from physedit.train.config import ConfigError
+from physedit.train.guarded import fail, guarded, is_rank_0
 from physedit.train.swept import agent_values, check_swept, exact_overrides
-
-EXIT_BAD_INPUT = 2
-"""Exit code for input or configuration that cannot be used; nothing was lost."""
 
 app = typer.Typer(
     name="physedit",
@@ -51,11 +45,6 @@ app.command("compare")(compare)
 app.command("estimate")(estimate)
 app.command("doctor")(doctor)
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Hydra overrides, such as experiment=demo optimizer.lr=1e-4")
-]
-ConfigDir = Annotated[Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")]
-
 
 def main() -> None:
     """Runs the command line; the console script ``physedit``."""
@@ -65,38 +54,6 @@ def main() -> None:
 def train_main() -> None:
     """Runs ``train`` with the arguments of this process: the door for ``accelerate launch -m physedit.train``."""
     guarded(lambda: app(args=["train", *sys.argv[1:]]))
-
-
-def guarded(action: Callable[[], object]) -> None:
-    """Runs ``action``; input that cannot be used ends in one paragraph and exit code 2, without a traceback."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        _check_rank_variables()
-        logging.basicConfig(level=logging.INFO if _is_rank_0() else logging.WARNING, format=_log_format())
-        for noisy in ("httpx", "httpx2", "accelerate", "datasets", "diffusers", "transformers"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        action()
-    except ValueError as error:
-        if not _is_for_the_user(error):
-            raise
-        fail(str(error), EXIT_BAD_INPUT)
-    except OSError as error:
-        found = f"{error}{room(error)}"
-        fail(f"{found}. Finished checkpoints are untouched: free space or mend the path, and run it again.", 1)
-    except SafetensorError as error:
-        fail(
-            f"A file of tensors could not be read or written: {error}. Finished checkpoints are untouched: free space "
-            f"if the disk is full, get a damaged file again, and run it again.",
-            1,
-        )
-
-
-def fail(message: str, exit_code: int) -> NoReturn:
-    """Says ``message`` on the error stream, with the rank where there are several, and leaves."""
-    rank = f" [rank {os.environ.get('RANK', '0')}]" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(f"physedit{rank}: {message}", style="bold red", markup=False, highlight=False)
-    raise SystemExit(exit_code)
 
 
 @app.command()
@@ -142,7 +99,7 @@ def train(
             raise SystemExit(stop.exit_code) from None
         except (NonFiniteLoss, JudgeUnavailable, FailedElsewhere) as error:
             fail(str(error), 1)
-    if _is_rank_0():
+    if is_rank_0():
         print_results(Path(str(config.output_root)) / str(config.run_name), reports)
 
 
@@ -161,7 +118,7 @@ def encode(
 
     launching.check_starts_here(config, "encode")
     counts = encoding.encode(config)
-    if not _is_rank_0():
+    if not is_rank_0():
         return
     if as_json:
         typer.echo(json.dumps(asdict(counts), indent=2))
@@ -194,7 +151,7 @@ def evaluate(
     launching.check_starts_here(config, "eval")
     step = evaluation.step_of(adapter) or int(config.num_steps)
     reports = evaluation.evaluate(config, adapter, out, step)
-    if _is_rank_0():
+    if is_rank_0():
         from physedit.train.console import print_results
 
         print_results(out, reports)
@@ -310,40 +267,3 @@ def _command(given: list[str], config_dir: Path | None) -> str:
     program = "python -m physedit.train" if Path(sys.argv[0]).name == "__main__.py" else "physedit train"
     options = [] if config_dir is None else ["--config-dir", str(config_dir)]
     return f"{program} {shlex.join([*options, *given])}"
-
-
-def _is_for_the_user(error: ValueError) -> bool:
-    """True for errors raised on purpose about input, all of them classes of ours; a bug keeps its traceback."""
-    return type(error).__module__.startswith("physedit.")
-
-
-def room(error: OSError) -> str:
-    """Returns how much space is free, where a disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not isinstance(error.filename, str):
-        return ""
-    from physedit.eval_hooks.files import free_space
-
-    return f" ({free_space(Path(error.filename))})"
-
-
-def _check_rank_variables() -> None:
-    """Refuses what no launcher sets, before anything reads it."""
-    for name, least in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
-        value = os.environ.get(name, str(least))
-        if not value.isdecimal() or int(value) < least:
-            raise ConfigError(
-                f"{name}={value!r} in the environment is no whole number of at least {least}. A launcher such as "
-                f"accelerate launch sets it; without one, unset it."
-            )
-
-
-def _is_rank_0() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def _log_format() -> str:
-    return (
-        "%(message)s"
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1
-        else (f"[rank {os.environ.get('RANK', '0')}] %(message)s")
-    )

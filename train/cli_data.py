@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from physedit.train.cli_options import ConfigDir
 from physedit.train.config import ConfigError
+from physedit.train.guarded import fail
 
 if TYPE_CHECKING:
     from physedit.data_loaders.vision_settings import VisionSettings
@@ -31,15 +33,12 @@ def check(
         float | None, typer.Option(help="Share of rows that may be dropped; default: max_dropped_share.")
     ] = None,
     examples: Annotated[int, typer.Option(help="Pairs of each law on the page.")] = 4,
-    config_dir: Annotated[
-        Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
-    ] = None,
+    config_dir: ConfigDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print check.json.")] = False,
 ) -> None:
     """Decodes every row, says what training would drop and why, and writes a page with pairs to look at."""
     from physedit.train import check_data
     from physedit.train.check_record import described
-    from physedit.train.cli import fail
 
     request = check_data.CheckRequest(out, sample, benchmark, max_dropped, examples)
     result = check_data.check_data(check_data.check_config(overrides or [], config_dir), request)
@@ -91,7 +90,6 @@ def from_videos(
     from physedit.data_loaders.videos.examine import PairKind, PictureFormat, PictureSettings
     from physedit.data_loaders.videos.request import BuildRequest
     from physedit.data_loaders.vision_settings import VisionUnavailable
-    from physedit.train.cli import fail
 
     motion_only = {"--pairs-per-clip": pairs_per_clip, "--min-gap": min_gap, "--max-gap": max_gap}
     if first_last:

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physedit.train.cli_options import ConfigDir
 from physedit.train.compose import compose_config
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ def doctor(
         bool, typer.Option("--distributed", help="Start the launch's processes and measure between them.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of {check, state, found, remedy}.")] = False,
-    config_dir: Annotated[
-        Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Says what would go wrong with a run: machine, weights, data, judge, disk. It trains and leaves nothing."""
     given = recipe(overrides or [])

@@ -72,7 +72,7 @@ def judge(
 @contextmanager
 def _told_what_is_kept() -> Iterator[None]:
     """Ends a disk that is full, or a path that cannot be written, with what that means for judging."""
-    from physedit.train.cli import fail, room
+    from physedit.train.guarded import fail, room
 
     try:
         yield
@@ -111,7 +111,7 @@ def _measure_agreement(
 def _ask_again(outputs: Outputs, times: int) -> RepeatabilityReport:
     from physedit.eval_hooks.judges.judge import JudgeUnavailable
     from physedit.eval_hooks.picabench.repeats import measure_repeatability
-    from physedit.train.cli import fail
+    from physedit.train.guarded import fail
     from physedit.train.progress import JudgingBar
 
     try:
@@ -141,7 +141,7 @@ def _score(outputs: Outputs) -> tuple[EvalReport, str | None]:
 
 
 def _end_if_left(report: EvalReport, stopped: str | None) -> None:
-    from physedit.train.cli import fail
+    from physedit.train.guarded import fail
 
     if stopped is not None:
         scored = f"{report.num_questions - report.num_unscored} of {report.num_questions} questions are scored"
@@ -163,8 +163,8 @@ def _say_plan(outputs: Outputs, *, as_json: bool) -> None:
 
 
 def _judge_run(folder: Path, overrides: list[str], config_dir: Path | None, *, as_json: bool) -> None:
-    from physedit.train.cli import fail
     from physedit.train.console import print_results
+    from physedit.train.guarded import fail
     from physedit.train.judge_run import judge_run
     from physedit.train.progress import JudgingBar
 

@@ -14,8 +14,9 @@ from tests.support.stand_ins import write_benchmark
 
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.train.checkpoint import step_folders
-from physedit.train.cli import app, guarded
+from physedit.train.cli import app
 from physedit.train.events import RunEvents
+from physedit.train.guarded import guarded
 from physedit.train.signals import Stopped
 
 HOOK = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=6", "eval_steps=[2,4,6]")

@@ -9,9 +9,10 @@ from tests.support.runs import smoke_overrides
 from typer.testing import CliRunner
 
 from physedit.train.checkpoint import CheckpointIncomplete
-from physedit.train.cli import app, guarded
+from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
+from physedit.train.guarded import guarded
 from physedit.train.loop import NonFiniteLoss
 
 EVALUATED = ("eval=scenes", "eval.scenes.num_steps=2", "eval.scenes.limit=12")

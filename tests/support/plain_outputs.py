@@ -8,7 +8,8 @@ import pytest
 from tests.support.judge_server import NO, YES, Asked, JudgeServer, Reply
 from tests.support.stand_ins import png
 
-from physedit.train.cli import app, guarded
+from physedit.train.cli import app
+from physedit.train.guarded import guarded
 
 
 def verb(*arguments: object) -> int:

@@ -27,8 +27,9 @@ from physedit.data_loaders.size_index import SizeIndex
 from physedit.data_loaders.slots import UNFIT_SIZE, LevelMix, RunPlan
 from physedit.train.assemble import outline_of
 from physedit.train.check_data import CheckRequest, check_config, check_data
-from physedit.train.cli import app, guarded
+from physedit.train.cli import app
 from physedit.train.config import CONF_FOLDER, ConfigError, options
+from physedit.train.guarded import guarded
 
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 COLUMNS = [f"data.{name}={value}" for name, value in HOSTILE_COLUMNS.items()]

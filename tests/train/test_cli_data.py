@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from physedit.data_loaders.videos.journal import BuildError
 from physedit.data_loaders.vision_settings import VisionSettings
 from physedit.train import cli_data
-from physedit.train.cli import guarded
 from physedit.train.cli_data import data_app
 from physedit.train.config import ConfigError
+from physedit.train.guarded import guarded
 
 app = typer.Typer()
 app.add_typer(data_app, name="data")

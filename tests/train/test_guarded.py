@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from physedit.train.cli import guarded
+from physedit.train.guarded import guarded
 
 
 def said(error: Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from tests.support.plain_outputs import files_of, judge_at, verb, write_outputs,
 from tests.support.runs import physedit
 
 from physedit.eval_hooks.report_file import load_report, report_schema
-from physedit.train.cli import guarded
+from physedit.train.guarded import guarded
 from physedit.train.judge import outputs_of
 
 RESULTS = {
