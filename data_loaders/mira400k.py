@@ -10,14 +10,14 @@ from typing import Literal
 from physedit.data_loaders.layouts import open_pairs
 from physedit.data_loaders.reader import PairReader
 from physedit.data_loaders.rows import PairColumns
-from physedit.data_loaders.sample import EditSample, PromptLevel, RowHeader, RowName, StoredPair
+from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.selection import FramesApart, Selection, Split
 
 _CLIP_ID = "clip_id"
 _FRAMES = ("source_frame", "target_frame")
 
 
-class Mira400k:
+class Mira400k(PairReader):
     """An ``EditDataset`` of frame pairs, in any layout that ``Pairs`` reads.
 
     Columns: ``source`` and ``target`` (pictures) and ``instruction``; ``caption``, ``clip_id``, ``source_frame`` and
@@ -66,46 +66,4 @@ class Mira400k:
         columns = PairColumns("source", "target", {PromptLevel.SUPERFICIAL: text}, None, None, others=others)
         selection = Selection(None, None, split, heldout_share, group, limit, apart)
         rows = open_pairs(path, columns, folder=folder, streaming=streaming)
-        self._reader = PairReader(rows, columns, selection, min_side_px=min_side_px)
-
-    @property
-    def levels(self) -> frozenset[PromptLevel]:
-        """The one level of the instructions."""
-        return self._reader.levels
-
-    @property
-    def max_references(self) -> int:
-        """None: the set has pairs."""
-        return self._reader.max_references
-
-    @property
-    def fingerprint(self) -> str:
-        """Names files and settings; see ``EditDataset``."""
-        return self._reader.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def name(self, index: int) -> RowName:
-        """Returns what the ``index``-th row in use is called."""
-        return self._reader.name(index)
-
-    def header(self, index: int) -> RowHeader:
-        """Returns what the ``index``-th row in use tells without decoding."""
-        return self._reader.header(index)
-
-    def stored(self, index: int, level: PromptLevel) -> StoredPair:
-        """Returns the ``index``-th row in use, undecoded.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing.
-        """
-        return self._reader.stored(index, level)
-
-    def sample(self, index: int, level: PromptLevel) -> EditSample:
-        """Returns the ``index``-th row in use.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing, or a picture cannot be decoded.
-        """
-        return self._reader.sample(index, level)
+        super().__init__(rows, columns, selection, min_side_px=min_side_px)

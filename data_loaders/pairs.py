@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from physedit.data_loaders.layouts import open_pairs
 from physedit.data_loaders.reader import PairReader
 from physedit.data_loaders.rows import PairColumns
-from physedit.data_loaders.sample import EditSample, PromptLevel, RowHeader, RowName, StoredPair
+from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.selection import Selection, Split
 
 
-class Pairs:
+class Pairs(PairReader):
     """An ``EditDataset`` over parquet, a table beside picture files, a saved data set, tar shards or a hub set."""
 
     def __init__(
@@ -73,49 +73,7 @@ class Pairs:
         _refuse_repeats([source, target, instruction, *references, *(each for each in (law, operation) if each)])
         selection = Selection(laws, operations, split, heldout_share, group, limit)
         rows = open_pairs(path, columns, folder=folder, streaming=streaming)
-        self._reader = PairReader(rows, columns, selection, min_side_px=min_side_px)
-
-    @property
-    def levels(self) -> frozenset[PromptLevel]:
-        """The one level of the instructions."""
-        return self._reader.levels
-
-    @property
-    def max_references(self) -> int:
-        """The number of reference columns."""
-        return self._reader.max_references
-
-    @property
-    def fingerprint(self) -> str:
-        """Names files and settings; see ``EditDataset``."""
-        return self._reader.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def name(self, index: int) -> RowName:
-        """Returns what the ``index``-th row in use is called."""
-        return self._reader.name(index)
-
-    def header(self, index: int) -> RowHeader:
-        """Returns what the ``index``-th row in use tells without decoding."""
-        return self._reader.header(index)
-
-    def stored(self, index: int, level: PromptLevel) -> StoredPair:
-        """Returns the ``index``-th row in use, undecoded.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing.
-        """
-        return self._reader.stored(index, level)
-
-    def sample(self, index: int, level: PromptLevel) -> EditSample:
-        """Returns the ``index``-th row in use.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing, or a picture cannot be decoded.
-        """
-        return self._reader.sample(index, level)
+        super().__init__(rows, columns, selection, min_side_px=min_side_px)
 
 
 def _known_level(level: str) -> PromptLevel:

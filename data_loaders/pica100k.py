@@ -10,7 +10,7 @@ from physedit.data_loaders.hub import PREFIX
 from physedit.data_loaders.layouts import open_hub_parquet, open_parquet, open_streamed
 from physedit.data_loaders.reader import PairReader
 from physedit.data_loaders.rows import PairColumns, Rows
-from physedit.data_loaders.sample import EditSample, PromptLevel, RowHeader, RowName, StoredPair
+from physedit.data_loaders.sample import PromptLevel
 from physedit.data_loaders.selection import Selection, Split
 
 _COLUMNS = PairColumns(
@@ -24,7 +24,7 @@ _DOWNLOAD = "hf download Andrew613/PICA-100K --repo-type dataset --local-dir"
 _LACKING = f"Download the set again with `{_DOWNLOAD} FOLDER`, or read other columns with the data option `pairs`."
 
 
-class Pica100k:
+class Pica100k(PairReader):
     """An ``EditDataset`` over parquet files with PICA-100K's seven columns."""
 
     def __init__(
@@ -58,49 +58,7 @@ class Pica100k:
             ValueError: a law or operation that no row has, no row left, or settings that make no sense.
         """
         selection = Selection(laws, operations, split, heldout_share, None, limit)
-        self._reader = PairReader(_open(path, streaming), _COLUMNS, selection, min_side_px=min_side_px)
-
-    @property
-    def levels(self) -> frozenset[PromptLevel]:
-        """All three levels."""
-        return self._reader.levels
-
-    @property
-    def max_references(self) -> int:
-        """None: the set has pairs."""
-        return self._reader.max_references
-
-    @property
-    def fingerprint(self) -> str:
-        """Names files and settings; see ``EditDataset``."""
-        return self._reader.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def name(self, index: int) -> RowName:
-        """Returns what the ``index``-th row in use is called."""
-        return self._reader.name(index)
-
-    def header(self, index: int) -> RowHeader:
-        """Returns what the ``index``-th row in use tells without decoding."""
-        return self._reader.header(index)
-
-    def stored(self, index: int, level: PromptLevel) -> StoredPair:
-        """Returns the ``index``-th row in use, undecoded.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing.
-        """
-        return self._reader.stored(index, level)
-
-    def sample(self, index: int, level: PromptLevel) -> EditSample:
-        """Returns the ``index``-th row in use.
-
-        Raises:
-            DatasetRowError: a picture or an instruction is missing, or a picture cannot be decoded.
-        """
-        return self._reader.sample(index, level)
+        super().__init__(_open(path, streaming), _COLUMNS, selection, min_side_px=min_side_px)
 
 
 def _open(path: str, streaming: bool) -> Rows:

@@ -38,7 +38,7 @@ class _Tried(Generic[_T]):
 
 
 class PairReader:
-    """An ``EditDataset`` over rows.
+    """An ``EditDataset`` over rows; a data set option over a table is one with a constructor of its own.
 
     A row is usable or it is not, whichever prompt level is asked for: one that lacks any of its instructions is dropped
     at all levels. Opening looks at no row unless ``selection`` asks for it; what is wrong with a row is told by
