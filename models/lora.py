@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.streams import stream_seed
 from physedit.models.adapter_file import AdapterFormat
+from physedit.models.lora_products import compute_in
 from physedit.models.lora_targets import matching_layers, shortened
 
 ADAPTER_NAME = "default"
@@ -34,6 +35,8 @@ class LoraSettings:
         use_dora: the adapter also learns the length of every row of the layer's weight (DoRA). Every step then
             computes the whole adapted weight, which costs time and memory.
         use_rslora: scale by ``alpha / sqrt(rank)`` instead (rsLoRA).
+        compute_dtype: what inputs and weights are brought to for the adapter's products. Its weights, their gradients
+            and updates are float32 whatever it is.
 
     Source: DoRA arXiv 2402.09353; rsLoRA arXiv 2312.03732.
     """
@@ -43,10 +46,11 @@ class LoraSettings:
     dropout: float = 0.0
     use_dora: bool = False
     use_rslora: bool = False
+    compute_dtype: torch.dtype = torch.float32
 
     @property
     def format(self) -> AdapterFormat:
-        """What the adapter's file says of these settings; dropout concerns training alone."""
+        """What the adapter's file says of these settings: neither dropout nor the dtype of its products."""
         return AdapterFormat(self.rank, self.alpha, use_dora=self.use_dora, use_rslora=self.use_rslora)
 
 
@@ -88,13 +92,13 @@ def add_adapter(denoiser: nn.Module, settings: LoraSettings, *, targets: tuple[s
         seed: decides the A matrices.
 
     Raises:
-        ValueError: a rank or dropout out of range, or a target that matches no linear layer.
+        ValueError: settings that ``check_settings`` refuses, or a target that matches no linear layer.
 
     Source: Hu et al., LoRA (arXiv 2106.09685), section 4.1; the bound is peft's kaiming_uniform(a=sqrt(5)).
     """
     from peft import LoraConfig
 
-    _check(settings)
+    check_settings(settings)
     denoiser.requires_grad_(False)
     layers = matching_layers(denoiser, targets)
     config = LoraConfig(
@@ -109,13 +113,35 @@ def add_adapter(denoiser: nn.Module, settings: LoraSettings, *, targets: tuple[s
     # peft draws from the global generator; the caller's stream must not move.
     with torch.random.fork_rng(devices=_cuda_devices(denoiser)):
         denoiser.add_adapter(config, adapter_name=ADAPTER_NAME)  # type: ignore[operator]
-    # peft's new modules are in train mode, whatever the model is in: dropout would act in an evaluation.
+    if settings.compute_dtype != torch.float32:
+        compute_in(denoiser, settings.compute_dtype, adapter_name=ADAPTER_NAME)
+    # New modules are in train mode, whatever the model is in: dropout would act in an evaluation.
     denoiser.train(denoiser.training)
     parameters = _adapter_parameters(denoiser)
     for name, parameter in parameters.items():
         parameter.data = _initial_value(name, denoiser, parameter, seed).to(parameter.device)
         parameter.requires_grad_(True)
     return LoraReport(tuple(parameters), len(layers), sum(parameter.numel() for parameter in parameters.values()))
+
+
+def check_settings(settings: LoraSettings) -> None:
+    """Verifies settings, apart from any model.
+
+    Raises:
+        ValueError: a rank or dropout out of range, or DoRA with products that are not float32.
+    """
+    if settings.rank < 1:
+        raise ValueError(f"adapter.rank must be at least 1, found {settings.rank}.")
+    if not 0 <= settings.dropout < 1:
+        raise ValueError(
+            f"adapter.dropout must be at least 0 and below 1, found {settings.dropout}: at 1 the adapter sees nothing."
+        )
+    if settings.use_dora and settings.compute_dtype != torch.float32:
+        raise ValueError(
+            f"adapter.compute_dtype={str(settings.compute_dtype).removeprefix('torch.')} does not go with "
+            "adapter.use_dora=true, which divides by the lengths of the adapted weights' rows: they must be float32 "
+            "if a new adapter is to be the base. Use adapter.compute_dtype=float32, or adapter.use_dora=false."
+        )
 
 
 def adapter_state(denoiser: nn.Module) -> dict[str, Tensor]:
@@ -187,15 +213,6 @@ def _adapter_parameters(denoiser: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise ValueError("The denoiser has no adapter. Call add_adapter first.")
     return found
-
-
-def _check(settings: LoraSettings) -> None:
-    if settings.rank < 1:
-        raise ValueError(f"adapter.rank must be at least 1, found {settings.rank}.")
-    if not 0 <= settings.dropout < 1:
-        raise ValueError(
-            f"adapter.dropout must be at least 0 and below 1, found {settings.dropout}: at 1 the adapter sees nothing."
-        )
 
 
 def _exactly(layers: list[str]) -> str:

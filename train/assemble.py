@@ -15,11 +15,12 @@ from physedit.data_loaders.loader import Share
 from physedit.eval_hooks.hook import EvalHook
 from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Backbone
-from physedit.models.lora import LoraSettings, add_adapter, preset_targets
+from physedit.models.lora import add_adapter, preset_targets
 from physedit.models.outline import Outline
 from physedit.models.quantization import check_compiling, check_quantization, check_sharding
 from physedit.models.random_released import check_random
 from physedit.train import zero
+from physedit.train.adapter_settings import lora_settings
 from physedit.train.build import build, resolve_target
 from physedit.train.config import ConfigError
 from physedit.train.engine import Arithmetic, Engine, PlainEngine
@@ -185,14 +186,7 @@ def add_lora(backbone: Backbone, config: DictConfig) -> AdapterFormat:
     Raises:
         ConfigError: targets that match no layer.
     """
-    wanted = config.adapter
-    settings = LoraSettings(
-        rank=int(wanted.rank),
-        alpha=float(wanted.rank if wanted.alpha is None else wanted.alpha),
-        dropout=float(wanted.dropout),
-        use_dora=bool(wanted.use_dora),
-        use_rslora=bool(wanted.use_rslora),
-    )
+    wanted, settings = config.adapter, lora_settings(config)
     try:
         presets, preset = backbone.lora_presets, wanted.preset
         targets = tuple(wanted.targets) if preset is None else preset_targets(presets, str(preset))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physedit.train.cli_options import ConfigDir
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from physedit.train.estimate import Estimate
     from physedit.train.estimate_gpus import Gpu, TimeRange
-    from physedit.train.estimate_search import Found, Searched, Turn
+    from physedit.train.estimate_search import FasterProducts, Found, Searched, Turn
 
 _SHOWN_FOUND = 12
 
@@ -30,9 +30,7 @@ def estimate(
         str | None, typer.Option(help="Of this kind, such as H100: whether it fits, and how long a step takes.")
     ] = None,
     search: Annotated[bool, typer.Option("--search", help="List the settings that fit --gpu, fastest first.")] = False,
-    config_dir: Annotated[
-        Path | None, typer.Option(help="A folder with yaml groups of your own, searched after ours.")
-    ] = None,
+    config_dir: ConfigDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and seconds.")] = False,
 ) -> None:
     """Tells memory, disk, arithmetic and time of a run from its architecture alone; nothing is loaded."""
@@ -65,14 +63,14 @@ class _Answer:
     turns: list[Turn]
     nearest: Turn | None
     time: TimeRange | None
-    time_in_tf32: TimeRange | None
+    faster_products: FasterProducts | None
     searched: Searched | None
 
 
 def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bool) -> _Answer:
     from physedit.train import estimate_search
     from physedit.train.estimate import RESERVE_BYTES
-    from physedit.train.estimate_gpus import fits, time_in_tf32, time_range
+    from physedit.train.estimate_gpus import fits, time_range
 
     is_fitting = fits(found, gpu)
     turns = [] if is_fitting else estimate_search.knobs_to_turn(config, gpu)
@@ -85,7 +83,7 @@ def _ask(config: DictConfig, found: Estimate, name: str, gpu: Gpu, *, search: bo
         turns,
         None if can_fit else estimate_search.nearest_knob(config, gpu),
         time_range(found, gpu) if config.backbone.dtype == "bfloat16" else None,
-        time_in_tf32(found, gpu) if config.backbone.dtype == "bfloat16" else None,
+        estimate_search.faster_products(config, gpu),
         estimate_search.search(config, gpu) if search else None,
     )
 
@@ -111,7 +109,8 @@ def _described(found: Estimate) -> list[str]:
         lines.append(f"encoded cache {found.pair / 2**20:.2f} MiB a pair")
     total = found.accumulation * (step.flops + found.micro_batch * found.encoding_flops)
     slow = found.accumulation * step.slow_flops
-    lines.append(f"a step {total / 1e12:,.0f} TFLOP a GPU, {slow / 1e12:,.0f} of them in float32 for the adapter")
+    in_float32 = f", {slow / 1e12:,.0f} of them in float32 for the adapter" if slow else ""
+    lines.append(f"a step {total / 1e12:,.0f} TFLOP a GPU{in_float32}")
     return lines
 
 
@@ -129,11 +128,10 @@ def _on_gpu(answer: _Answer) -> list[str]:
             f"{answer.time.fast_s:.1f} to {answer.time.slow_s:.1f} s a step, {_speed(answer.time)}, "
             f"{answer.time.sample_s:.3g} s a sample: not measured"
         )
-    if answer.time_in_tf32 is not None:
-        faster = answer.time_in_tf32
+    if (faster := answer.faster_products) is not None:
         lines.append(
-            f"{faster.fast_s:.1f} to {faster.slow_s:.1f} s a step, {faster.sample_s:.3g} s a sample, with the products "
-            f"of the adapter in TF32: float32_matmul_precision=high"
+            f"{faster.time.fast_s:.1f} to {faster.time.slow_s:.1f} s a step, {faster.time.sample_s:.3g} s a sample and "
+            f"{_gib(faster.peak)} GiB with {' '.join(faster.overrides)}, which rounds the products of the adapter"
         )
     return lines if answer.searched is None else [*lines, "", *_listed(answer.searched, answer)]
 

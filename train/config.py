@@ -32,6 +32,9 @@ class AdapterConfig:
     """DoRA: learn the length of every row of the adapted weights too. Slower, and takes more memory."""
     use_rslora: bool = False
     """rsLoRA: scale the update by alpha / sqrt(rank) instead."""
+    compute_dtype: str = "float32"
+    """What the adapter multiplies in: float32, or bfloat16 as under autocast, which is faster and keeps less for the
+    backward pass. Its weights and their updates are float32 all the same."""
     preset: str | None = "attention_mlp"
     """Which linear layers: attention, attention_mlp, image_stream or all_linear. None when targets are given."""
     targets: list[str] | None = None

@@ -31,6 +31,7 @@ from physedit.eval_hooks.files import (
 from physedit.models.backbone import Backbone
 from physedit.models.lora import without_adapter
 from physedit.models.outline import MOST_GUIDANCE
+from physedit.train.adapter_settings import lora_settings
 from physedit.train.assemble import build_checked, check_backbone, start_processes
 from physedit.train.config import ConfigError
 from physedit.train.output import check_can_be_made, published
@@ -104,7 +105,7 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
     backbone: Backbone = build_checked("backbone", config.backbone)
     saved = None if adapter is None else read_saved(backbone, adapter)
     if saved is not None:
-        attach(backbone, saved)
+        attach(backbone, saved, lora_settings(config).compute_dtype)
     backbone.to(device)
     sampling = _sampling(request, backbone)
     edited, seconds = {}, {}
@@ -120,7 +121,7 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
         "size": _size(edited["base"]),
         "weights": str(config.backbone.weights),
         "backbone": OmegaConf.to_container(config.backbone, resolve=True),
-        "adapter": None if saved is None else _adapter_record(saved),
+        "adapter": None if saved is None else _adapter_record(config, saved),
         "device": str(device),
         "seconds": seconds,
         "identity": identity,
@@ -196,6 +197,8 @@ def _identity(config: DictConfig, request: EditRequest, adapter: Path | None) ->
         "backbone": OmegaConf.to_container(config.backbone, resolve=True),
         "adapter": None if adapter is None else file_digest(adapter),
     }
+    if adapter is not None and config.adapter.compute_dtype != "float32":
+        inputs["compute_dtype"] = str(config.adapter.compute_dtype)
     return digest_of(inputs)
 
 
@@ -253,12 +256,13 @@ def _given(request: EditRequest, pictures: Sequence[Tensor], sampling: _Sampling
     }
 
 
-def _adapter_record(saved: SavedAdapter) -> dict[str, object]:
+def _adapter_record(config: DictConfig, saved: SavedAdapter) -> dict[str, object]:
     return {
         "path": str(saved.file),
         "sha256": file_digest(saved.file),
         "num_layers": len(saved.layers),
         **asdict(saved.format),
+        "compute_dtype": str(config.adapter.compute_dtype),
     }
 
 

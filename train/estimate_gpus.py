@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from physedit.train.config import ConfigError
 from physedit.train.estimate import RESERVE_BYTES, Estimate
@@ -102,13 +102,6 @@ def gpu_of_device(device_name: str) -> str | None:
     return next((name for name, gpu in GPUS.items() if re.search(gpu.device, device_name)), None)
 
 
-def time_in_tf32(estimate: Estimate, gpu: Gpu) -> TimeRange | None:
-    """Returns ``time_range`` if TF32 were on; None if it is, or if no product is float32."""
-    if estimate.placement.tf32 or not estimate.step.slow_flops:
-        return None
-    return time_range(replace(estimate, placement=replace(estimate.placement, tf32=True)), gpu)
-
-
 def fits(estimate: Estimate, gpu: Gpu) -> bool:
     """Returns whether the peak and the reserve are no more than the GPU has."""
     return estimate.peak + RESERVE_BYTES <= gpu.memory
@@ -117,7 +110,7 @@ def fits(estimate: Estimate, gpu: Gpu) -> bool:
 def time_range(estimate: Estimate, gpu: Gpu) -> TimeRange:
     """Returns how long a step takes: its arithmetic at a share of the published rates, or its reading if that is more.
 
-    Products with the float32 adapter do not run on tensor cores, so they count at the lower rate, unless TF32 is on.
+    Float32 products of the adapter do not run on tensor cores, so they count at the lower rate, unless TF32 is on.
     Quantised weights are widened before every product. Under ZeRO-3 every pass also gathers the base; that, and the
     exchange of gradients, is hidden at best and at worst done while nothing is computed. Offloaded encoders come and
     leave with every micro batch. Waiting for data, evaluations and checkpoints are not in it.

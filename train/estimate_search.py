@@ -13,14 +13,17 @@ from physedit.train.estimate_gpus import Gpu, TimeRange, fits, time_range
 Settings = Mapping[str, object]
 _PROFILE, _CHECKPOINTING, _ENCODERS = "launch.profile", "backbone.gradient_checkpointing", "backbone.encoders"
 _QUANTIZATION, _MICRO_BATCH = "backbone.quantization", "micro_batch"
+_PRODUCTS, _TF32 = "adapter.compute_dtype", "float32_matmul_precision"
 _KNOBS: tuple[Settings, ...] = (
+    {_PRODUCTS: "bfloat16"},
     {_CHECKPOINTING: True},
     {_ENCODERS: "offload"},
     {_MICRO_BATCH: 1},
     {_PROFILE: "zero2"},
     {_QUANTIZATION: "bnb_nf4"},
 )
-"""In the order in which they cost: time, then time waiting for encoders, then exactness of the base."""
+"""In the order in which they cost: digits of the adapter's products, time, time waiting for encoders, then exactness of
+the base."""
 _LAST_KNOB: Settings = {_PROFILE: "zero3", _QUANTIZATION: None}
 _MICRO_BATCHES = (1, 2, 4, 8)
 _SHARES: tuple[bool | int, ...] = (False, 3, 2, True)
@@ -72,6 +75,15 @@ class Turn:
     is_enough: bool
 
 
+@dataclass(frozen=True, slots=True)
+class FasterProducts:
+    """Another precision of the adapter's products, as overrides, with the peak in bytes and the time of a step."""
+
+    overrides: tuple[str, ...]
+    peak: int
+    time: TimeRange
+
+
 def knobs_to_turn(config: DictConfig, gpu: Gpu) -> list[Turn]:
     """Returns what to change, one after the other, until the run fits, or until there is nothing more to change."""
     turns: list[Turn] = []
@@ -98,6 +110,21 @@ def nearest_knob(config: DictConfig, gpu: Gpu) -> Turn | None:
         if found is not None and found.peak < before:
             turns.append(Turn(_overrides(settings), found.peak, fits(found, gpu)))
     return min(turns, key=lambda turn: turn.peak, default=None)
+
+
+def faster_products(config: DictConfig, gpu: Gpu) -> FasterProducts | None:
+    """Returns what becomes of a bfloat16 base if the adapter's float32 products are no longer so, or not as exactly.
+
+    They may be bfloat16, but of DoRA, whose may be TF32. None where none are float32, or TF32 is all that there is.
+    """
+    is_dora = bool(config.adapter.use_dora)
+    is_done = config[_TF32] != "highest" if is_dora else config.adapter.compute_dtype != "float32"
+    settings: Settings = {_TF32: "high"} if is_dora else {_PRODUCTS: "bfloat16"}
+    changed = _changed(config, settings)
+    if is_done or changed is None or config.backbone.dtype != "bfloat16":
+        return None
+    found = estimate(changed)
+    return FasterProducts(_overrides(settings), found.peak, time_range(found, gpu))
 
 
 def search(config: DictConfig, gpu: Gpu) -> Searched:

@@ -12,11 +12,12 @@ from physedit.models.estimating.architectures import Architecture, flux_architec
 from physedit.models.estimating.encoding import EncodingCost, text_tokens, trace_encoding
 from physedit.models.estimating.step import AdapterCount, StepCost, Workload, count_adapter, trace_step
 from physedit.models.flux_outline import checked_area
-from physedit.models.lora import LoraSettings, preset_targets
+from physedit.models.lora import LoraSettings, check_settings, preset_targets
 from physedit.models.parts import checked_dtype
 from physedit.models.quantization import check_sharding
 from physedit.models.qwen_pipeline import checked_areas, checked_pipeline
 from physedit.models.sizes import PictureSizes, kontext_sizes, qwen_size
+from physedit.train.adapter_settings import lora_settings
 from physedit.train.build import resolve_target
 from physedit.train.config import ConfigError, suggestion
 from physedit.train.estimate_placement import Placement, placement_of
@@ -86,14 +87,12 @@ class Traced:
     @cached_property
     def lora(self) -> LoraSettings:
         """Settings of the adapter."""
-        wanted = self.config.adapter
-        return LoraSettings(
-            rank=int(wanted.rank),
-            alpha=float(wanted.rank if wanted.alpha is None else wanted.alpha),
-            dropout=float(wanted.dropout),
-            use_dora=bool(wanted.use_dora),
-            use_rslora=bool(wanted.use_rslora),
-        )
+        settings = lora_settings(self.config)
+        try:
+            check_settings(settings)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return settings
 
     @cached_property
     def targets(self) -> tuple[str, ...]:

@@ -4,15 +4,17 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 
-from physedit.eval_hooks.files import write_json
+from physedit.eval_hooks.files import digest_of, write_json
 from physedit.eval_hooks.hook import EvalContext, EvalReport, weights_digest
 from physedit.eval_hooks.report import write_html_report
 from physedit.models.adapter_file import AdapterFormat, check_fit
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, preset_targets, without_adapter
 from physedit.models.lora_targets import matching_layers, shortened
+from physedit.train.adapter_settings import lora_settings
 from physedit.train.assemble import build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.config import ConfigError
 from physedit.train.processes import Processes
@@ -52,7 +54,8 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
         for hook in hooks:
             hook.check()
         backbone: Backbone = build_checked("backbone", config.backbone)
-        attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config))
+        compute_dtype = lora_settings(config).compute_dtype
+        attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config), compute_dtype)
         backbone.to(accelerator.device)
         out.mkdir(parents=True, exist_ok=True)
         context = EvalContext(
@@ -66,7 +69,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
             world_size=accelerator.num_processes,
             barrier=processes.wait,
             device=accelerator.device,
-            adapter_id=weights_digest(adapter_state(backbone.denoiser)),
+            adapter_id=_adapter_id(backbone, compute_dtype),
             adapter_file=adapter,
         )
         reports = [hook.run(context) for hook in hooks]
@@ -76,19 +79,21 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
     return reports
 
 
+def _adapter_id(backbone: Backbone, compute_dtype: torch.dtype) -> str:
+    """Returns a hash of the weights, and of the dtype of their products where it is not float32."""
+    weights = weights_digest(adapter_state(backbone.denoiser))
+    if compute_dtype == torch.float32:
+        return weights
+    return digest_of({"weights": weights, "compute_dtype": str(compute_dtype)})
+
+
 def _as_asked(saved: SavedAdapter, backbone: Backbone, config: DictConfig) -> SavedAdapter:
     """Returns the adapter with the format of its file, which the config must ask for, or else of the config.
 
     Raises:
         ConfigError: the config asks for another format or other layers than the file holds.
     """
-    wanted = config.adapter
-    asked = AdapterFormat(
-        rank=int(wanted.rank),
-        alpha=float(wanted.rank if wanted.alpha is None else wanted.alpha),
-        use_dora=bool(wanted.use_dora),
-        use_rslora=bool(wanted.use_rslora),
-    )
+    wanted, asked = config.adapter, lora_settings(config).format
     try:
         if saved.is_told:
             _check_format(saved.format, asked)

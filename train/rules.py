@@ -8,6 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from physedit.data_loaders.sample import PromptLevel
 from physedit.models.attention import needs_cuda
 from physedit.models.backbone import LORA_PRESET_NAMES
+from physedit.models.lora import check_settings
+from physedit.train.adapter_settings import lora_settings
 from physedit.train.config import ConfigError, suggestion
 from physedit.train.heldout import check_heldout
 
@@ -23,7 +25,7 @@ AT_MOST = {"num_workers": 256, "num_threads": 1024, "adapter.rank": 8192}
 ONE_OF = {
     "resume": ("auto", "never"), "device": ("auto", "cpu", "cuda"), "levels.mode": ("draw", "each"),
     "order.balance": ("none", "law"), "encode.mode": ("live", "cached"), "eval_failures": ("continue", "stop"),
-    "float32_matmul_precision": ("highest", "high", "medium"),
+    "float32_matmul_precision": ("highest", "high", "medium"), "adapter.compute_dtype": ("float32", "bfloat16"),
 }  # fmt: skip
 
 
@@ -188,6 +190,10 @@ def _check_adapter(config: DictConfig) -> None:
     dropout = config.adapter.dropout
     if not 0 <= dropout < 1:
         raise ConfigError(f"adapter.dropout={dropout} must be at least 0 and below 1; 0 means none.")
+    try:
+        check_settings(lora_settings(config))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     preset, targets = config.adapter.preset, config.adapter.targets
     if (preset is None) == (targets is None):
         raise ConfigError(

@@ -151,15 +151,23 @@ def read_saved(reader: AdapterReader, file: Path) -> SavedAdapter:
         raise ConfigError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
 
 
-def attach(backbone: Backbone, saved: SavedAdapter) -> None:
+def attach(backbone: Backbone, saved: SavedAdapter, compute_dtype: torch.dtype) -> None:
     """Adds the adapter to the bare denoiser: rank, alpha, variant and layers are those of its file.
+
+    Files do not tell ``compute_dtype``, in which it multiplies; a run's config does.
 
     Raises:
         ConfigError: it is an adapter of another base.
     """
     check_base(backbone.denoiser, saved)
     found = saved.format
-    settings = LoraSettings(found.rank, found.alpha, use_dora=found.use_dora, use_rslora=found.use_rslora)
+    settings = LoraSettings(
+        found.rank,
+        found.alpha,
+        use_dora=found.use_dora,
+        use_rslora=found.use_rslora,
+        compute_dtype=compute_dtype,
+    )
     try:
         add_adapter(backbone.denoiser, settings, targets=tuple(map(re.escape, saved.layers)), seed=0)
         load_state(backbone.denoiser, saved.state)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from physedit.models.blocks import BLOCK_LISTS, recompute
-from physedit.models.lora import LoraSettings
+from physedit.models.lora import ADAPTER_NAME, LoraSettings
+from physedit.models.lora_products import compute_in
 from physedit.models.lora_targets import matching_layers
 
 _LENGTHS: Mapping[str, str] = {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
@@ -105,11 +106,13 @@ def _built(
             use_rslora=settings.use_rslora,
             target_modules="|".join(map(re.escape, adapted)),
         )
-        built.add_adapter(lora)
+        built.add_adapter(lora, adapter_name=ADAPTER_NAME)
     for name, parameter in built.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
+    if settings.compute_dtype != torch.float32:
+        compute_in(built, settings.compute_dtype, adapter_name=ADAPTER_NAME)
     trained: nn.Module = built.train()
     return trained
 

@@ -32,6 +32,7 @@ class Case:
     gradient_checkpointing: bool | int
     side_px: int
     dtype: str = "float32"
+    compute_dtype: str = "float32"
 
 
 CASES = (
@@ -41,6 +42,8 @@ CASES = (
     Case("random_tiny", 32, 1, False, 256),
     Case("toy", 8, 2, False, 128, "bfloat16"),
     Case("toy", 8, 2, 2, 128),
+    Case("toy", 8, 2, False, 128, "bfloat16", "bfloat16"),
+    Case("toy", 16, 2, True, 256, "bfloat16", "bfloat16"),
 )
 
 
@@ -68,7 +71,7 @@ class Step:
         self.backbone = editor(family, case)
         self.sizes = self.backbone.sizes_of(case.side_px, case.side_px)
         self.targets = self.backbone.lora_presets["attention_mlp"]
-        self.settings = LoraSettings(case.rank, float(case.rank))
+        self.settings = LoraSettings(case.rank, float(case.rank), compute_dtype=getattr(torch, case.compute_dtype))
         self.report = add_adapter(self.backbone.denoiser, self.settings, targets=self.targets, seed=0)
         self.backbone.denoiser.train()
 

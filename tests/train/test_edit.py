@@ -148,6 +148,22 @@ def test_an_adapter_of_a_run_brings_its_backbone(picture: Path, adapter: Path, t
         run("--adapter", tmp_path / "run", *usual(picture, tmp_path / "out"))
 
 
+def test_an_adapter_of_a_run_multiplies_in_the_dtype_that_it_was_trained_in(picture: Path, tmp_path: Path) -> None:
+    editor = FluxKontext(weights="random_tiny", dtype="bfloat16", max_text_tokens=48, area_px=4096)
+    file = write_adapter_of(editor, tmp_path / "adapter", LoraSettings(4, 6.0, compute_dtype=torch.bfloat16))
+    trained = ("backbone.dtype=bfloat16", "adapter.compute_dtype=bfloat16")
+    checkpoint = as_if_of_a_run(file, tmp_path / "run", "experiment=smoke", "tracker=none", *trained)
+    run("--adapter", checkpoint, *usual(picture, tmp_path / "of_run"))
+    assert torch.equal(read_rgb(tmp_path / "of_run" / "tuned.png"), edited_by(editor, picture))
+    assert json.loads((tmp_path / "of_run" / "edit.json").read_text())["adapter"]["compute_dtype"] == "bfloat16"
+    loose = [*usual(picture, tmp_path / "loose"), *TINY, trained[0]]
+    run("--adapter", file, *loose)
+    tuned = (tmp_path / "loose" / "tuned.png").read_bytes()
+    assert tuned != (tmp_path / "of_run" / "tuned.png").read_bytes()
+    with pytest.raises(ConfigError, match="holds another edit"):
+        run("--adapter", file, *loose, trained[1])
+
+
 def test_a_file_of_any_name_without_metadata_is_taken_as_diffusers_takes_it(picture: Path, tmp_path: Path) -> None:
     file = write_adapter_of(build(), tmp_path / "adapter", LoraSettings(4, 4.0))
     save_file(load_file(file), tmp_path / "other.safetensors")

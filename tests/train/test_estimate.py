@@ -12,8 +12,8 @@ from physedit.train.cli import app
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
 from physedit.train.estimate import Estimate, estimate, useful_flops
-from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_in_tf32, time_range
-from physedit.train.estimate_search import EQUALLY_FAST, knobs_to_turn, nearest_knob, search
+from physedit.train.estimate_gpus import GPUS, find_gpu, fits, gpu_of_device, time_range
+from physedit.train.estimate_search import EQUALLY_FAST, faster_products, knobs_to_turn, nearest_knob, search
 
 RECIPE = ("experiment=pica100k_kontext", "launch.num_processes=8")
 MOST_CPU_S = 20
@@ -142,16 +142,36 @@ def test_useful_operations_are_a_samples_and_none_is_counted_twice(backbone: str
     assert useful_flops(compose_config([*base, "micro_batch=4"])) == pytest.approx(useful, rel=1e-9)
 
 
-def test_tf32_is_told_of_and_counted_where_it_is_on() -> None:
+def test_float32_products_of_the_adapter_count_at_their_own_rate() -> None:
     gpu = find_gpu("H100")
-    plain = estimated(*RECIPE, "launch=zero2", "float32_matmul_precision=highest")
-    faster = time_in_tf32(plain, gpu)
-    assert faster is not None
+    exact = (*RECIPE, "launch=zero2", "adapter.compute_dtype=float32")
+    plain, coarse = estimated(*exact), estimated(*exact, "float32_matmul_precision=high")
     saved = plain.step.slow_flops * (1 / 66.9e12 - 1 / 494.7e12) * plain.accumulation / 0.6
-    assert time_range(plain, gpu).fast_s - faster.fast_s == pytest.approx(saved)
-    asked = estimated(*RECIPE, "launch=zero2")
-    assert time_range(asked, gpu) == faster
-    assert time_in_tf32(asked, gpu) is None
+    assert time_range(plain, gpu).fast_s - time_range(coarse, gpu).fast_s == pytest.approx(saved)
+    rounded = estimated(*RECIPE, "launch=zero2")
+    assert (rounded.step.slow_flops, rounded.step.flops) == (0, plain.step.flops)
+    saved = plain.step.slow_flops * (1 / 66.9e12 - 1 / 989.4e12) * plain.accumulation / 0.6
+    assert time_range(plain, gpu).fast_s - time_range(rounded, gpu).fast_s == pytest.approx(saved)
+    assert {name for name, size in rounded.rows.items() if size != plain.rows[name]} == {"activations"}
+
+
+def test_products_that_could_be_rounded_are_told_of() -> None:
+    gpu = find_gpu("H100")
+    exact = (*RECIPE, "launch=zero2", "adapter.compute_dtype=float32")
+    faster = faster_products(compose_config(exact), gpu)
+    assert faster is not None
+    rounded = estimated(*RECIPE, "launch=zero2")
+    assert faster.overrides == ("adapter.compute_dtype=bfloat16",)
+    assert (faster.peak, faster.time) == (rounded.peak, time_range(rounded, gpu))
+    assert faster_products(compose_config([*RECIPE, "launch=zero2"]), gpu) is None
+    dora = faster_products(compose_config([*exact, "adapter.use_dora=true"]), gpu)
+    assert dora is not None
+    assert dora.overrides == ("float32_matmul_precision=high",)
+    assert faster_products(compose_config([*exact, "backbone.dtype=float32"]), gpu) is None
+    printed = CliRunner().invoke(app, ["estimate", *exact, "--gpu", "H100"]).stdout
+    assert f"{faster.peak / 2**30:.2f} GiB with adapter.compute_dtype=bfloat16, which rounds the products" in printed
+    turns = knobs_to_turn(compose_config([*exact, "backbone.gradient_checkpointing=false"]), gpu)
+    assert turns[0].overrides == ("adapter.compute_dtype=bfloat16",)
 
 
 def test_launches_exchange_what_they_must() -> None:

@@ -1,4 +1,4 @@
-"""What products of float32 matrices are rounded to: set for every process, and part of what a float32 base is."""
+"""In what products are computed. Of float32 matrices: set for every process, and part of what a float32 base is."""
 
 from collections.abc import Iterator
 
@@ -39,3 +39,12 @@ def test_a_float32_base_is_another_one_and_a_bfloat16_base_is_not():
     after = [(base.fingerprint, base.encoding_key) for base in (exact, coarse)]
     assert after[1] == before[1]
     assert all(new != old for new, old in zip(after[0], before[0], strict=True))
+
+
+def test_products_of_an_adapter_are_asked_for_by_dtype_and_not_with_dora():
+    for given, said in (
+        ("adapter.compute_dtype=bf16", r"adapter\.compute_dtype=bf16 is not known\. Use .*float32 or"),
+        ("adapter.use_dora=true", r"adapter\.compute_dtype=bfloat16 does not go with adapter\.use_dora=true"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            compose_config(["experiment=smoke", "adapter.compute_dtype=bfloat16", given])
