@@ -209,7 +209,14 @@ class Backbone(Protocol):
         ...
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predicts n - x_0, float32 ``[B, C, h, w]``, from ``noisy`` of that shape and ``sigma`` ``[B]``."""
+        """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the stock pipeline would pass at this sigma.
+
+        Args:
+            denoiser: the denoiser, possibly wrapped.
+            noisy: ``[B, C, h, w]`` float32, (1 - sigma) x_0 + sigma n.
+            sigma: ``[B]`` float32; the time is derived from it as the pipeline derives it from the schedule.
+            conditioning: what ``encode`` returned.
+        """
         ...
 
     def edit(
@@ -227,7 +234,7 @@ class Backbone(Protocol):
         One CPU generator an item draws its noise, so a picture does not depend on its batch.
 
         Args:
-            denoiser: the denoiser, possibly wrapped.
+            denoiser: the denoiser, possibly wrapped; in evaluation mode during the call.
             given: of each item the source and further references, uint8 ``[3, H, W]`` as stored.
             instructions: one an item.
             num_steps: denoising steps.
@@ -236,6 +243,7 @@ class Backbone(Protocol):
 
         Raises:
             PictureSizeError: as ``encode``.
+            NotFiniteEditError: the edit is no picture.
         """
         ...
 

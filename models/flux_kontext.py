@@ -8,7 +8,7 @@ D width.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +24,11 @@ from physedit.models.encoding import EncoderSet, Latents
 from physedit.models.flux_outline import checked_area, checked_tokens, flux_outline
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline
 from physedit.models.flux_text import FluxTextStates
-from physedit.models.latents import changed_share, pack, pipeline_time, time_shift, token_positions, unpack
-from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
+from physedit.models.latents import pack, pipeline_time, token_positions, unpack
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
-from physedit.models.pictures import as_bytes, batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
+from physedit.models.picture_latents import PictureLatents
+from physedit.models.pictures import as_bytes, batch_sizes, stacked_sources
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, kontext_sizes
@@ -82,8 +82,8 @@ class FluxKontext:
         """
         self._max_text_tokens = checked_tokens(max_text_tokens)
         self._train_guidance = checked_guidance("train_guidance", train_guidance)
-        self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
-        self._edit_steps = checked_steps(edit_steps)
+        self.default_guidance = checked_guidance("edit_guidance", edit_guidance)
+        self.default_num_steps = checked_steps(edit_steps)
         check_attention(attention, dtype=dtype, has_masks=False)
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks, attention)
         self.check_weights(weights)
@@ -96,7 +96,7 @@ class FluxKontext:
         self._multiple_px = 2 * int(pipeline.vae_scale_factor)
         self._area_px = checked_area(area_px, self._multiple_px)
         self._text = FluxTextStates(self._parts, max_text_tokens)
-        self._latent_memo = TensorMemo(LATENT_MEMO_BYTES)
+        self._pictures = PictureLatents(self._parts, _encode_picture)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -120,16 +120,6 @@ class FluxKontext:
     def denoiser(self) -> nn.Module:
         """The ``FluxTransformer2DModel``; its base weights are frozen."""
         return self._parts.denoiser
-
-    @property
-    def default_guidance(self) -> float:
-        """The ``edit_guidance`` it was built with."""
-        return self._edit_guidance
-
-    @property
-    def default_num_steps(self) -> int:
-        """The ``edit_steps`` it was built with."""
-        return self._edit_steps
 
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """See ``kontext_sizes``."""
@@ -169,11 +159,13 @@ class FluxKontext:
     def forget(self) -> None:
         """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
         self._text.forget()
-        self._latent_memo.clear()
+        self._pictures.memo.clear()
 
     def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
         """See ``PipelineParts.keeping``."""
-        return self._parts.keeping(folder, self.encoding_key, {"text": self._text.memo, "pictures": self._latent_memo})
+        return self._parts.keeping(
+            folder, self.encoding_key, {"text": self._text.memo, "pictures": self._pictures.memo}
+        )
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -194,18 +186,7 @@ class FluxKontext:
             EncodersAbsentError: the VAE was dropped.
         """
         sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self.max_sources)
-        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
-        with self._parts.encoding():
-            target = self._latents(targets)
-            latents = tuple(self._latents(pictures) for pictures in sources)
-        height, width = target.shape[-2:]
-        before = stacked(batch.sources, sizes.output)
-        return Latents(
-            target=target,
-            sources=latents,
-            change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
-            time_shift=time_shift(self._pipeline.scheduler, num_tokens=(height // 2) * (width // 2)),
-        )
+        return self._pictures.of_batch(batch, sizes)
 
     @torch.no_grad()
     def encode_text(
@@ -231,14 +212,7 @@ class FluxKontext:
         return {name: torch.cat([text[name] for text in texts]) for name in texts[0]}
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.
-
-        Args:
-            denoiser: the transformer, possibly wrapped.
-            noisy: ``[B, C, h, w]`` float32, (1 - sigma) x_0 + sigma n.
-            sigma: ``[B]`` float32; the timestep is derived from it as the pipeline derives it from the schedule.
-            conditioning: what ``encode`` returned.
-        """
+        """See ``Backbone.velocity``."""
         height, width = noisy.shape[-2:]
         prompts = conditioning.text["prompts"]
         source = conditioning.sources[0]
@@ -268,18 +242,10 @@ class FluxKontext:
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' output size.
+        """See ``Backbone.edit``; ``guidance`` is the embedded one.
 
         Source latents, text states and noise of an item do not depend on its batch; the transformer's sums
         do, by float rounding.
-
-        Args:
-            denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
-            given: of each item one source, uint8 ``[3, H, W]``, all edited at one size.
-            instructions: one an item.
-            num_steps: denoising steps.
-            guidance: the embedded guidance.
-            generators: one CPU generator an item.
 
         Raises:
             PictureSizeError: sources that are edited at unlike sizes, or references.
@@ -291,7 +257,7 @@ class FluxKontext:
         (sources,), (height, width) = stacked_sources(given, sizes), sizes.output
         with self._parts.encoding():
             prompts, pooled = self._text.states_of(instructions)
-        with self._parts.editing_with(denoiser, self._latent_memo):
+        with self._parts.editing_with(denoiser, self._pictures.memo):
             pictures: Tensor = self._pipeline(
                 image=_unit_range(sources.to(self._parts.device)),
                 prompt_embeds=prompts,
@@ -332,23 +298,6 @@ class FluxKontext:
         """
         return read_adapter_format(Path(folder))
 
-    def _latents(self, pictures: Tensor) -> Tensor:
-        """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
-        kept = [
-            self._latent_memo.get(picture_digest(picture), partial(self._encode_picture, picture))
-            for picture in pictures
-        ]
-        # Contiguous, as a stored copy is: sums over other strides round otherwise.
-        return torch.cat([latents for (latents,) in kept]).contiguous()
-
-    def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
-        self._parts.fetch_vae()
-        vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
-        pixels = self._pipeline.image_processor.preprocess(_unit_range(picture[None]), height, width)
-        mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()
-        latents: Tensor = (mode - vae.config.shift_factor) * vae.config.scaling_factor
-        return (latents,)
-
     def _guidance(self, batch_size: int, device: torch.device) -> Tensor | None:
         if not self._pipeline.transformer.config.guidance_embeds:
             return None
@@ -358,3 +307,13 @@ class FluxKontext:
 def _unit_range(pictures: Tensor) -> Tensor:
     """Returns float32 in 0..1, laid out as the pipeline lays out PIL pictures: convolutions round by layout."""
     return (pictures.float() / 255).contiguous(memory_format=torch.channels_last)
+
+
+def _encode_picture(parts: PipelineParts, picture: Tensor) -> Tensor:
+    """Returns the normalised posterior mode of a picture."""
+    pipeline, (height, width) = parts.pipeline, picture.shape[-2:]
+    vae = pipeline.vae
+    pixels = pipeline.image_processor.preprocess(_unit_range(picture[None]), height, width)
+    mode = vae.encode(pixels.to(vae.device, parts.dtype)).latent_dist.mode()
+    latents: Tensor = (mode - vae.config.shift_factor) * vae.config.scaling_factor
+    return latents

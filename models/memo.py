@@ -10,9 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LATENT_MEMO_BYTES = 2**28
-"""Latents of so many pictures stay on the device: a small data set is encoded once, a large one as it comes."""
-
 
 class TensorShelf:
     """Tensors by key in files of a folder, which processes may share and later ones find."""

@@ -7,25 +7,25 @@ Shape legend: B batch, C latent channels, H W pixels, h w latent cells, N image 
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from physedit.data_loaders.geometry import as_image, resized
+from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.sample import EditBatch
 from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
 from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
 from physedit.models.blocks import CompileBackend
 from physedit.models.encoding import EncoderSet, Latents
-from physedit.models.latents import changed_share, pack, pipeline_time, time_shift, unpack
-from physedit.models.memo import LATENT_MEMO_BYTES, TensorMemo
+from physedit.models.latents import pack, pipeline_time, unpack
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
-from physedit.models.pictures import batch_sizes, picture_digest, stacked, stacked_sources, stacked_targets
+from physedit.models.picture_latents import PictureLatents
+from physedit.models.pictures import batch_sizes
 from physedit.models.pipeline_folder import check_pipeline_folder
 from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.qwen_edit import draw, items_at_once
@@ -42,7 +42,7 @@ from physedit.models.qwen_pipeline import (
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
-from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, check_room, in_place_of_prompt, padded
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, in_place_of_prompt, padded
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -91,10 +91,10 @@ class QwenImageEdit:
         Raises:
             ValueError: no such weights, dtype, pipeline, placement, area, guidance or steps.
         """
-        self._max_sources = MAX_SOURCES[checked_pipeline(pipeline)]
+        self.max_sources = MAX_SOURCES[checked_pipeline(pipeline)]
         self._area_px, self._vision_area_px = checked_areas(pipeline, area_px, vision_area_px)
-        self._edit_guidance = checked_guidance("edit_guidance", edit_guidance)
-        self._edit_steps = checked_steps(edit_steps)
+        self.default_guidance = checked_guidance("edit_guidance", edit_guidance)
+        self.default_num_steps = checked_steps(edit_steps)
         self._negative_prompt = negative_prompt
         found = found_weights(weights, pipeline)
         check_quantization(quantization, weights)
@@ -104,8 +104,8 @@ class QwenImageEdit:
         self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out, quantization)
         self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
         self._dtype = self._parts.dtype
-        self._text = QwenTextStates(self._parts)
-        self._latent_memo = TensorMemo(LATENT_MEMO_BYTES)
+        self._text = QwenTextStates(self._parts, area_px=self._area_px, vision_area_px=self._vision_area_px)
+        self._pictures = PictureLatents(self._parts, _encode_picture)
 
     @staticmethod
     def check_weights(weights: str) -> None:
@@ -131,21 +131,6 @@ class QwenImageEdit:
     def denoiser(self) -> nn.Module:
         """The ``QwenImageTransformer2DModel``; its base weights are frozen."""
         return self._parts.denoiser
-
-    @property
-    def max_sources(self) -> int:
-        """One, or three for QwenImageEditPlusPipeline."""
-        return self._max_sources
-
-    @property
-    def default_guidance(self) -> float:
-        """The ``edit_guidance`` it was built with."""
-        return self._edit_guidance
-
-    @property
-    def default_num_steps(self) -> int:
-        """The ``edit_steps`` it was built with."""
-        return self._edit_steps
 
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """Both sizes are ``qwen_size``."""
@@ -194,11 +179,13 @@ class QwenImageEdit:
     def forget(self) -> None:
         """Drops the text states and latents that are kept; the next ``encode`` makes them anew."""
         self._text.forget()
-        self._latent_memo.clear()
+        self._pictures.memo.clear()
 
     def keeping_encoded(self, folder: Path) -> AbstractContextManager[None]:
         """See ``PipelineParts.keeping``."""
-        return self._parts.keeping(folder, self.encoding_key, {"text": self._text.memo, "pictures": self._latent_memo})
+        return self._parts.keeping(
+            folder, self.encoding_key, {"text": self._text.memo, "pictures": self._pictures.memo}
+        )
 
     @torch.no_grad()
     def encode(self, batch: EditBatch) -> Conditioning:
@@ -220,19 +207,8 @@ class QwenImageEdit:
             PictureSizeError: as ``encode``.
             EncodersAbsentError: the VAE was dropped.
         """
-        sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self._max_sources)
-        sources, targets = stacked_sources(batch.given, sizes), stacked_targets(batch, sizes)
-        with self._parts.encoding():
-            target = self._latents(targets)
-            latents = tuple(self._latents(pictures) for pictures in sources)
-        height, width = target.shape[-2:]
-        before = stacked(batch.sources, sizes.output)
-        return Latents(
-            target=target,
-            sources=latents,
-            change=changed_share(before, targets, self._pipeline.vae_scale_factor).to(target.device),
-            time_shift=time_shift(self._pipeline.scheduler, num_tokens=(height // 2) * (width // 2)),
-        )
+        sizes = batch_sizes(batch.given, batch.sample_ids, self.sizes_of, max_sources=self.max_sources)
+        return self._pictures.of_batch(batch, sizes)
 
     @torch.no_grad()
     def encode_text(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
@@ -243,21 +219,14 @@ class QwenImageEdit:
             InstructionError: an instruction is too long, or has words of the template.
         """
         with self._parts.encoding():
-            return self._states(given, instructions)
+            return self._text.states_of(given, instructions)
 
     def join_text(self, texts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the states of several items from those of each, padded as ``encode_text`` pads them."""
         return padded([text[PROMPTS][0] for text in texts])
 
     def velocity(self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predicts n - x_0, float32 ``[B, C, h, w]``, from what the pipeline would pass at this sigma.
-
-        Args:
-            denoiser: the transformer, possibly wrapped.
-            noisy: ``[B, C, h, w]`` float32, (1 - sigma) x_0 + sigma n.
-            sigma: ``[B]`` float32; the timestep is derived from it as the pipeline derives it from the schedule.
-            conditioning: what ``encode`` returned.
-        """
+        """See ``Backbone.velocity``."""
         height, width = noisy.shape[-2:]
         pictures = (noisy, *conditioning.sources)
         tokens = torch.cat([pack(picture) for picture in pictures], dim=1)  # [B, N + N' + .., 4C]
@@ -285,19 +254,11 @@ class QwenImageEdit:
         guidance: float,
         generators: Sequence[torch.Generator],
     ) -> Tensor:
-        """Edits with the stock pipeline; returns uint8 ``[B, 3, h, w]`` of the sources' output size.
+        """See ``Backbone.edit``; ``guidance`` is the true one, and up to 1 there is none, and no negative prompt.
 
         The pipelines' own default is the size of the last picture given. Latents, text states and noise of an item do
         not depend on its batch; the transformer's sums do, by float rounding. QwenImageEditPlusPipeline takes one item
         at a time.
-
-        Args:
-            denoiser: the transformer, possibly wrapped; in evaluation mode during the call.
-            given: of each item its source and further references, uint8 ``[3, H, W]``; all items edited at one size.
-            instructions: one an item.
-            num_steps: denoising steps.
-            guidance: the true guidance; up to 1 there is none, and no negative prompt.
-            generators: one CPU generator an item.
 
         Raises:
             PictureSizeError: pictures that are edited at unlike sizes, or too many.
@@ -307,12 +268,12 @@ class QwenImageEdit:
         """
         check_steps(self._pipeline, num_steps)
         names = [f"Item {number}" for number in range(len(given))]
-        size = batch_sizes(given, names, self.sizes_of, max_sources=self._max_sources).output
-        together = items_at_once(len(given), self._max_sources)
+        size = batch_sizes(given, names, self.sizes_of, max_sources=self.max_sources).output
+        together = items_at_once(len(given), self.max_sources)
         with self._parts.encoding():
             texts = [self._edit_text(given[items], instructions[items], guidance) for items in together]
         with (
-            self._parts.editing_with(denoiser, self._latent_memo),
+            self._parts.editing_with(denoiser, self._pictures.memo),
             working_at(self._pipeline, self._area_px, self._vision_area_px),
         ):
             return draw(
@@ -345,52 +306,32 @@ class QwenImageEdit:
         """
         return read_adapter_format(Path(folder))
 
-    def _seen(self, given: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """Returns the stored pictures of each item at the size that the text encoder sees them."""
-
-        def seen(picture: Tensor) -> Tensor:
-            return resized(picture, *qwen_size(*picture.shape[-2:], area_px=self._vision_area_px))
-
-        return [[seen(picture) for picture in pictures] for pictures in given]
-
-    def _states(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
-        states = self._text.states_of(self._seen(given), instructions)
-        sides = [max(self.sizes_of(*picture.shape[-2:]).source) for pictures in given for picture in pictures]
-        check_room(states, instructions, longest_side=max(sides) // (2 * int(self._pipeline.vae_scale_factor)))
-        return states
-
     def _edit_text(
         self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], guidance: float
     ) -> dict[str, Tensor]:
         """Returns what the pipeline takes in place of prompts."""
-        taken = in_place_of_prompt("prompt", self._states(given, instructions))
+        taken = in_place_of_prompt("prompt", self._text.states_of(given, instructions))
         if guidance > 1:
-            taken |= in_place_of_prompt("negative_prompt", self._states(given, [self._negative_prompt] * len(given)))
+            negative = self._text.states_of(given, [self._negative_prompt] * len(given))
+            taken |= in_place_of_prompt("negative_prompt", negative)
         return taken
-
-    def _latents(self, pictures: Tensor) -> Tensor:
-        """Returns normalised posterior modes ``[B, C, h, w]``, in the base's dtype."""
-        kept = [
-            self._latent_memo.get(picture_digest(picture), partial(self._encode_picture, picture))
-            for picture in pictures
-        ]
-        # Contiguous, as a stored copy is: sums over other strides round otherwise.
-        return torch.cat([latents for (latents,) in kept]).contiguous()
-
-    def _encode_picture(self, picture: Tensor) -> tuple[Tensor]:
-        self._parts.fetch_vae()
-        vae, (height, width) = self._pipeline.vae, picture.shape[-2:]
-        # From PIL as in the pipeline: convolutions round by layout.
-        pixels = self._pipeline.image_processor.preprocess(as_image(picture), height, width).unsqueeze(2)
-        mode = vae.encode(pixels.to(vae.device, self._dtype)).latent_dist.mode()  # [1, C, 1, h, w]
-        mean, spread = (
-            torch.tensor(values).view(1, -1, 1, 1, 1).to(mode)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        latents: Tensor = (mode - mean) / spread
-        return (latents[:, :, 0],)
 
 
 def _grid(latents: Tensor) -> tuple[int, int, int]:
     """Returns frames, rows and columns of the tokens of ``[B, C, h, w]``."""
     return 1, latents.shape[-2] // 2, latents.shape[-1] // 2
+
+
+def _encode_picture(parts: PipelineParts, picture: Tensor) -> Tensor:
+    """Returns the normalised posterior mode of a picture."""
+    pipeline, (height, width) = parts.pipeline, picture.shape[-2:]
+    vae = pipeline.vae
+    # From PIL as in the pipeline: convolutions round by layout.
+    pixels = pipeline.image_processor.preprocess(as_image(picture), height, width).unsqueeze(2)
+    mode = vae.encode(pixels.to(vae.device, parts.dtype)).latent_dist.mode()  # [1, C, 1, h, w]
+    mean, spread = (
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(mode)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    latents: Tensor = (mode - mean) / spread
+    return latents[:, :, 0]

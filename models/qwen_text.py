@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from physedit.data_loaders.geometry import as_image
+from physedit.data_loaders.geometry import as_image, resized
 from physedit.models.memo import TensorMemo
 from physedit.models.parts import PipelineParts
 from physedit.models.pictures import picture_digest
+from physedit.models.sizes import qwen_size
 
 PROMPTS, MASK = "prompts", "mask"
 _SHOWN = 60
@@ -30,33 +31,41 @@ class InstructionError(ValueError):
 class QwenTextStates:
     """Encodes each instruction with its pictures alone, so that none depends on the rest of its batch."""
 
-    def __init__(self, parts: PipelineParts) -> None:
+    def __init__(self, parts: PipelineParts, *, area_px: int, vision_area_px: int) -> None:
         """Encodes nothing yet.
 
         Args:
             parts: of a Qwen-Image-Edit pipeline, whose template, processor and text encoder are used.
+            area_px: the area that pictures are worked at.
+            vision_area_px: the area that the encoder sees a picture at.
         """
         self._parts = parts
+        self._area_px, self._vision_area_px = area_px, vision_area_px
         self._memo = TensorMemo(_MEMO_BYTES)
 
-    def states_of(self, pictures: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
+    def states_of(self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str]) -> Mapping[str, Tensor]:
         """Returns the states, right-padded with zeros: ``prompts`` ``[B, T, D]`` in the encoder's dtype.
 
         ``mask``, int64 ``[B, T]`` with 1 for a token and 0 for padding, is there only if some state is padded.
 
         Args:
-            pictures: of each item the pictures that the encoder sees, uint8 ``[3, H, W]`` at the size it sees them.
+            given: of each item the pictures that the encoder sees, uint8 ``[3, H, W]`` as stored.
             instructions: one an item.
 
         Raises:
             EncodersAbsentError: there is no text encoder.
-            InstructionError: an instruction has words of the template.
+            InstructionError: an instruction is too long, or has words of the template.
         """
         states: list[Tensor] = []
-        for seen, text in zip(pictures, instructions, strict=True):
+        for pictures, text in zip(given, instructions, strict=True):
+            seen = self._seen(pictures)
             key = "\0".join((*map(picture_digest, seen), text))
             states += self._memo.get(key, partial(self._encode, seen, text))
-        return padded(states)
+        joined = padded(states)
+        sides = [max(qwen_size(*each.shape[-2:], area_px=self._area_px)) for pictures in given for each in pictures]
+        cell_px = 2 * int(self._parts.pipeline.vae_scale_factor)
+        _check_room(joined, instructions, longest_side=max(sides) // cell_px)
+        return joined
 
     def forget(self) -> None:
         """Forgets what was kept; called when the encoder moves to another device."""
@@ -66,6 +75,10 @@ class QwenTextStates:
     def memo(self) -> TensorMemo:
         """What was kept."""
         return self._memo
+
+    def _seen(self, pictures: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the stored pictures of an item at the size that the encoder sees them."""
+        return [resized(picture, *qwen_size(*picture.shape[-2:], area_px=self._vision_area_px)) for picture in pictures]
 
     def _encode(self, pictures: Sequence[Tensor], text: str) -> tuple[Tensor]:
         """Returns the states of one instruction, ``[T, D]``."""
@@ -80,26 +93,6 @@ class QwenTextStates:
                 "<|image_pad|>."
             ) from error
         return (prompts[0],)
-
-
-def check_room(states: Mapping[str, Tensor], instructions: Sequence[str], *, longest_side: int) -> None:
-    """Verifies that the transformer has a position for every token of each instruction and its pictures. Pure.
-
-    Args:
-        states: what ``QwenTextStates.states_of`` returned.
-        instructions: that they are of.
-        longest_side: the longest of any picture, in tokens.
-
-    Raises:
-        InstructionError: it has not.
-    """
-    lengths, room = full_mask(states).sum(dim=1).tolist(), POSITIONS - longest_side // 2
-    longest = max(lengths)
-    if longest > room:
-        raise InstructionError(
-            f"The instruction {_shown(instructions[lengths.index(longest)])} and its pictures make {longest} tokens, "
-            f"but the transformer has positions for {room} of this size of picture. Shorten it."
-        )
 
 
 def padded(states: Sequence[Tensor]) -> Mapping[str, Tensor]:
@@ -124,6 +117,26 @@ def full_mask(text: Mapping[str, Tensor]) -> Tensor:
 def in_place_of_prompt(prompt: str, text: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns what the pipelines take in place of their argument ``prompt``, from ``states_of``'s result."""
     return {f"{prompt}_embeds": text[PROMPTS], f"{prompt}_embeds_mask": full_mask(text)}
+
+
+def _check_room(states: Mapping[str, Tensor], instructions: Sequence[str], *, longest_side: int) -> None:
+    """Verifies that the transformer has a position for every token of each instruction and its pictures. Pure.
+
+    Args:
+        states: as ``padded`` returns them.
+        instructions: that they are of.
+        longest_side: the longest of any picture, in tokens.
+
+    Raises:
+        InstructionError: it has not.
+    """
+    lengths, room = full_mask(states).sum(dim=1).tolist(), POSITIONS - longest_side // 2
+    longest = max(lengths)
+    if longest > room:
+        raise InstructionError(
+            f"The instruction {_shown(instructions[lengths.index(longest)])} and its pictures make {longest} tokens, "
+            f"but the transformer has positions for {room} of this size of picture. Shorten it."
+        )
 
 
 def _shown(text: str) -> str:

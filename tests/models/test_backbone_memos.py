@@ -36,7 +36,7 @@ class Asked:
 
 def spied(editor: Any) -> Asked:
     asked = Asked()
-    watch(editor._latent_memo, asked.latents, asked)
+    watch(editor._pictures.memo, asked.latents, asked)
     watch(editor._text._memo, asked.text, asked)
     return asked
 

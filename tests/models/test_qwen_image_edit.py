@@ -276,7 +276,7 @@ def _take_template_of_v1(backbone: QwenImageEdit) -> None:
 
 
 def _show_larger_pictures(backbone: QwenImageEdit) -> None:
-    backbone._vision_area_px = 2 * VISION_AREA_PX
+    backbone._text._vision_area_px = 2 * VISION_AREA_PX
 
 
 def _give_references_the_true_time(backbone: QwenImageEdit) -> None:

@@ -37,7 +37,16 @@ from physedit.data_loaders.encoded_store import StoreWriter
 from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError, PromptLevel
-from physedit.models import flux_text, latents, pictures, qwen_text, sizes
+from physedit.models import (
+    flux_kontext,
+    flux_text,
+    latents,
+    picture_latents,
+    pictures,
+    qwen_image_edit,
+    qwen_text,
+    sizes,
+)
 from physedit.models.backbone import conditioning_of
 from physedit.models.flux_kontext import FluxKontext
 from physedit.models.loading import modules_of
@@ -181,8 +190,8 @@ def test_two_ranks_over_two_epochs_keep_every_caption_with_its_pictures(editor: 
             for part, value in editor.encode_text(((sample.source,),), (captions[name],)).items():
                 assert torch.equal(text[part], value)
             # Pictures of the size they are worked at.
-            assert torch.equal(latents["target"], editor._latents(sample.target[None]))
-            assert torch.equal(latents["source_0"], editor._latents(sample.source[None]))
+            assert torch.equal(latents["target"], editor._pictures.of(sample.target[None]))
+            assert torch.equal(latents["source_0"], editor._pictures.of(sample.source[None]))
             seen.append(name)
     assert sorted(seen) == sorted([*alone, *alone])
 
@@ -541,11 +550,13 @@ ENCODING_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     sizes.kontext_sizes, sizes.qwen_size,
     pictures.stacked, pictures.stacked_sources, pictures.stacked_targets,
     latents.changed_share,
-    FluxKontext.encode_pictures, FluxKontext.encode_text, FluxKontext._encode_picture, flux_text.FluxTextStates._encode,
-    QwenImageEdit.encode_pictures, QwenImageEdit.encode_text, QwenImageEdit._encode_picture, QwenImageEdit._seen,
-    qwen_text.QwenTextStates._encode,
+    picture_latents.PictureLatents.of_batch,
+    FluxKontext.encode_pictures, FluxKontext.encode_text, flux_kontext._encode_picture,
+    flux_text.FluxTextStates._encode,
+    QwenImageEdit.encode_pictures, QwenImageEdit.encode_text, qwen_image_edit._encode_picture,
+    qwen_text.QwenTextStates._seen, qwen_text.QwenTextStates._encode,
 )  # fmt: skip
-ENCODING_SOURCE = (1, "68d9727fbe001a60")
+ENCODING_SOURCE = (1, "c1eca5ae972777ab")
 """``ENCODING_VERSION`` and the hash of the functions above at that version."""
 
 

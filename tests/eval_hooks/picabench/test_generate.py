@@ -152,8 +152,7 @@ def test_e16_the_hooks_picture_is_the_stock_pipelines_with_the_saved_file_and_no
 @pytest.fixture(params=EDITORS)
 def spied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Editor, list[str]]:
     """An editor that keeps next to nothing in memory, and the names of the parts that encode, a name a time."""
-    monkeypatch.setattr("physedit.models.flux_kontext.LATENT_MEMO_BYTES", 1)
-    monkeypatch.setattr("physedit.models.qwen_image_edit.LATENT_MEMO_BYTES", 1)
+    monkeypatch.setattr("physedit.models.picture_latents._MEMO_BYTES", 1)
     monkeypatch.setattr("physedit.models.flux_text._MEMO_BYTES", 1)
     monkeypatch.setattr("physedit.models.qwen_text._MEMO_BYTES", 1)
     editor = with_adapter(EDITORS[request.param](encoders="offload"), is_filled=True)
