@@ -69,6 +69,11 @@ def filling(
     return Filling(backbone, dataset, plan, cache, with_text=True, can_write=True, can_encode_text=True, num_workers=0)
 
 
+def counted(counts: EncodeCounts) -> tuple[int, int, int]:
+    """Returns how many rows were encoded, reused and dropped."""
+    return counts.encoded, counts.reused, sum(counts.dropped.values())
+
+
 def fill_alone(task: Filling, **changes: bool) -> tuple[EncodedRows, EncodeCounts]:
     """Fills as the only process and returns what reads the rows."""
     store, keys, counts = fill(replace(task, **changes), Processes(1))
