@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from physedit.data_loaders.vision_retry import (
@@ -34,6 +34,7 @@ from physedit.data_loaders.vision_settings import (
     VisionSettings,
     VisionUnavailable,
 )
+from physedit.data_loaders.vision_usage import VisionUsage
 from physedit.data_loaders.vision_wire import Unreadable, VisionMessage, VisionReply, send
 
 if TYPE_CHECKING:
@@ -47,26 +48,9 @@ _NO_KEY = "none"
 
 _LISTING_S, _LONGEST_WAIT_S = 20.0, 8.0
 """Longest wait for a server's list of models, and between two tries to get it."""
-
+_WAITS_BEFORE_PROBES_S = (0.0, 0.5, 1.0)
 _POLICY_CODES = frozenset({"content_filter", "content_policy_violation"})
 """Error codes of a 400 that speaks of this one request's content. Source: OpenAI's and Azure's API references."""
-
-
-@dataclass(slots=True)
-class VisionUsage:
-    """What a client has used so far; ``models`` counts the replies by the model's name that the server returned."""
-
-    num_requests: int = 0
-    num_retries: int = 0
-    num_replies: int = 0
-    num_input_tokens: int = 0
-    num_output_tokens: int = 0
-    models: dict[str, int] = field(default_factory=dict)
-
-    def cost_usd(self, settings: VisionSettings) -> float:
-        """Returns the money spent by the settings' prices; a price that is not given counts as nothing."""
-        spent = self.num_input_tokens * (settings.usd_per_million_input or 0.0)
-        return (spent + self.num_output_tokens * (settings.usd_per_million_output or 0.0)) / 1e6
 
 
 class VisionClient:
@@ -87,13 +71,18 @@ class VisionClient:
         self._jitter = random.Random()
 
     def ask(
-        self, messages: Sequence[VisionMessage], *, before_sending: Callable[[], None] = lambda: None
+        self,
+        messages: Sequence[VisionMessage],
+        *,
+        before_sending: Callable[[], None] = lambda: None,
+        before_failing: Callable[[VisionUnavailable], None] = lambda _error: None,
     ) -> VisionReply:
         """Returns the model's reply, asking again while the server is busy or away.
 
         Args:
             messages: the conversation.
             before_sending: called once a place is free; what it raises ends the question, and nothing is sent.
+            before_failing: called with the error, the place still taken; what it raises is raised instead.
 
         Raises:
             VisionRequestError: the server refuses the request; not repeated.
@@ -102,42 +91,29 @@ class VisionClient:
         """
         with self._gate.places:
             before_sending()
-            started, num_tries, num_faults = time.monotonic(), 0, 0
-            failing_since_s: float | None = None
-            while True:
-                self._gate.pass_through()
-                if self._gate.is_shut.is_set():
-                    raise VisionUnavailable(
-                        f"{self.settings.name} is not asked any more: this process was told to stop"
-                    )
-                num_tries += 1
-                outcome = self._try_once(messages)
-                if isinstance(outcome, VisionReply):
-                    return outcome
-                failing_since_s = time.monotonic() if failing_since_s is None else failing_since_s
-                num_faults += outcome.trouble is Trouble.FAULT
-                wait_s = outcome.hint_s
-                if wait_s is None:
-                    share = self._jitter.uniform(0.5, 1.0)
-                    wait_s = grown_wait_s(num_tries, self.settings.longest_wait_s, share)
-                waited_s = time.monotonic() - started
-                if waited_s + wait_s > self.settings.patience_s or num_faults == self.settings.max_failures:
-                    raise VisionUnavailable(
-                        f"{self.settings.name} did not answer within {waited_s:.0f} s and {num_tries} tries (next wait "
-                        f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}",
-                        is_fault=outcome.trouble is Trouble.FAULT,
-                        failing_since_s=failing_since_s,
-                    )
-                logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
-                self._wait(outcome, wait_s)
+            try:
+                return self._ask_until_answered(messages)
+            except VisionBudgetSpent:
+                raise
+            except VisionUnavailable as error:
+                before_failing(error)
+                raise
 
     def answers(self, messages: Sequence[VisionMessage]) -> bool:
-        """True if one request is answered now; whatever goes wrong is False. It counts as any other request."""
-        with self._gate.places:
+        """True if a request is answered now, after a few tries where the server has a fault; takes no place.
+
+        Whatever goes wrong is False. Each try counts as any other request.
+        """
+        for wait_s in _WAITS_BEFORE_PROBES_S:
+            if self._gate.is_shut.wait(wait_s):
+                return False
             try:
-                return not self._gate.is_shut.is_set() and isinstance(self._try_once(messages), VisionReply)
+                outcome = self._try_once(messages)
             except (VisionRequestError, VisionUnavailable):
                 return False
+            if isinstance(outcome, VisionReply) or outcome.trouble is not Trouble.FAULT:
+                return isinstance(outcome, VisionReply)
+        return False
 
     def require_server(self, patience_s: float = 60.0) -> None:
         """Makes sure that somebody answers at the address, whatever is said; the list of models is asked for, free.
@@ -174,6 +150,33 @@ class VisionClient:
     def stop(self) -> None:
         """Has nothing be sent any more, and ends the waits of questions under way; for the end of a process."""
         self._gate.is_shut.set()
+
+    def _ask_until_answered(self, messages: Sequence[VisionMessage]) -> VisionReply:
+        started, num_tries, num_faults = time.monotonic(), 0, 0
+        failing_since_s: float | None = None
+        while True:
+            self._gate.pass_through()
+            if self._gate.is_shut.is_set():
+                raise VisionUnavailable(f"{self.settings.name} is not asked any more: this process was told to stop")
+            num_tries += 1
+            outcome = self._try_once(messages)
+            if isinstance(outcome, VisionReply):
+                return outcome
+            failing_since_s = time.monotonic() if failing_since_s is None else failing_since_s
+            num_faults += outcome.trouble is Trouble.FAULT
+            wait_s = outcome.hint_s
+            if wait_s is None:
+                share = self._jitter.uniform(0.5, 1.0)
+                wait_s = grown_wait_s(num_tries, self.settings.longest_wait_s, share)
+            waited_s = time.monotonic() - started
+            if waited_s + wait_s > self.settings.patience_s or num_faults == self.settings.max_failures:
+                raise VisionUnavailable(
+                    f"{self.settings.name} did not answer within {waited_s:.0f} s and {num_tries} tries (next wait "
+                    f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}",
+                    failing_since_s=failing_since_s,
+                )
+            logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
+            self._wait(outcome, wait_s)
 
     def _try_once(self, messages: Sequence[VisionMessage]) -> VisionReply | Setback:
         import openai

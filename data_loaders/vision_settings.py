@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ class VisionUnavailable(Exception):
     """The server did not answer within the patience of the settings; what was answered before is kept.
 
     Attributes:
-        is_fault: True if it was reached and failed on this question again and again.
-        failing_since_s: when it first failed on this question, by ``time.monotonic``.
+        failing_since_s: when it first failed on this question, by ``time.monotonic``; infinite if it was not asked.
     """
 
-    def __init__(self, message: str, *, is_fault: bool = False, failing_since_s: float = 0.0) -> None:
+    def __init__(self, message: str, *, failing_since_s: float = math.inf) -> None:
         super().__init__(message)
-        self.is_fault, self.failing_since_s = is_fault, failing_since_s
+        self.failing_since_s = failing_since_s
 
 
 class VisionBudgetSpent(VisionUnavailable):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from physedit.data_loaders.vision_client import VisionClient
@@ -34,6 +35,9 @@ from physedit.eval_hooks.judges.workbench import WORKBENCH
 
 _REFUSES_ALL = frozenset({None, 401, 402, 403, 404, 405, 429})
 """Statuses of a refusal that holds for every question: wrong key, quota, address or model."""
+
+_PROBE, _PROBE_PX = "Is this picture grey all over?", 448
+"""What a server is asked, about a grey picture of this size, to see whether it answers at all."""
 
 
 class OpenAICompatibleJudge:
@@ -222,18 +226,20 @@ class OpenAICompatibleJudge:
         """Returns the server's reply, or the verdict that stands for a call that failed."""
         if any(_has_half_a_character(text) for text in asked.prompt):
             return failed_call("not sent to the judge: the question holds half a character", self._protocol)
-        picture = Picture(asked.picture, media_type(asked.picture))
-        message = VisionMessage("user", tuple(asked.prompt), (picture,), is_text_first=self._protocol.is_text_first)
+        message = self._message(asked.prompt, asked.picture)
         with self._queue.in_turn(since):
             try:
-                reply = self._client.ask([message], before_sending=lambda: self._queue.raise_if_left(since))
+                reply = self._client.ask(
+                    [message],
+                    before_sending=lambda: self._queue.raise_if_left(since),
+                    before_failing=lambda error: self._queue.verify_others_are_answered(
+                        JudgeUnavailable(str(error)), error.failing_since_s, since, self._answers_another
+                    ),
+                )
             except VisionBudgetSpent as error:
                 raise self._queue.leave(JudgeUnavailable(str(error))) from error
-            except VisionUnavailable as error:
-                is_alone = self._queue.fails_alone(error.failing_since_s, is_fault=error.is_fault)
-                if is_alone or (error.is_fault and self._answers_another(since)):
-                    return failed_call(str(error), self._protocol)
-                raise self._queue.leave(JudgeUnavailable(str(error))) from error
+            except VisionUnavailable as error:  # the others are answered
+                return failed_call(str(error), self._protocol)
             except VisionRequestError as error:
                 if error.status not in _REFUSES_ALL and self._queue.has_answered():
                     return failed_call(str(error), self._protocol)
@@ -242,13 +248,18 @@ class OpenAICompatibleJudge:
             self._queue.count_answer()
             return reply
 
-    def _answers_another(self, since: Arrival) -> bool:
-        """Asks a question once more that was answered, so that one that always fails ends nothing."""
-        self._queue.raise_if_left(since)
-        if self._answered is None or not self._client.answers([self._answered]):
-            return False
-        self._queue.count_answer()
-        return True
+    def _answers_another(self) -> bool:
+        """Asks a question once more that was answered; without one, a plain question of its own."""
+        return self._client.answers([self._answered or self._probe()])
+
+    def _probe(self) -> VisionMessage:
+        content = self._protocol.shown(torch.full((3, _PROBE_PX, _PROBE_PX), 128, dtype=torch.uint8), None)
+        assert content is not None, "a picture without a box can always be shown"
+        return self._message(self._protocol.prompt(_PROBE), content)
+
+    def _message(self, prompt: Sequence[str], content: bytes) -> VisionMessage:
+        picture = Picture(content, media_type(content))
+        return VisionMessage("user", tuple(prompt), (picture,), is_text_first=self._protocol.is_text_first)
 
 
 def _has_half_a_character(text: str) -> bool:

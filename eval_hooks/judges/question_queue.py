@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,8 @@ from physedit.eval_hooks.judges.judge import JudgeUnavailable
 
 _FIRST_ALONE_S = 0.25
 """How long the first one goes alone: a refusal comes at once, an answer may take a second."""
+_MOST_FAILED_IN_A_ROW = 16
+"""How many questions may fail while none but a probe is answered: a picture of PICABench has up to 7 questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class QuestionQueue:
         self._first_is_under_way = False
         self._alone_until_s = 0.0
         self._answered_at_s: float | None = None
-        self._has_failed_since = False
+        self._finding_out = threading.Lock()
+        self._num_failed_in_a_row = 0
         self._left: tuple[float, JudgeUnavailable] | None = None
 
     def arrive(self) -> Arrival:
@@ -68,30 +71,45 @@ class QuestionQueue:
             self._told.wait_for(lambda: self.has_answered() or self._has_left(arrival), max(0.0, left_s))
 
     def count_answer(self) -> None:
-        """Notes that the server answered."""
+        """Notes that the server answered a question."""
+        self._num_failed_in_a_row = 0
+        self._note_answer()
+
+    def _note_answer(self) -> None:
         with self._told:
             self._answered_at_s = time.monotonic()
-            self._has_failed_since = False
             self._told.notify_all()
 
     def has_answered(self) -> bool:
         """True if a question was ever answered."""
         return self._answered_at_s is not None
 
-    def fails_alone(self, failing_since_s: float, *, is_fault: bool) -> bool:
-        """True if it is one question that fails, and not the judge that has left.
+    def verify_others_are_answered(
+        self, error: JudgeUnavailable, failing_since_s: float, arrival: Arrival, is_another_answered: Callable[[], bool]
+    ) -> None:
+        """Makes sure that one question fails, and that the judge has not left; one thread finds out for all.
 
-        Others were answered while it failed; or the server was reached, and this is the first such failure since it
-        last answered: a second one in a row means that nobody is answered.
+        Args:
+            error: what the question failed by.
+            failing_since_s: since when it does.
+            arrival: of that question.
+            is_another_answered: asks another question, if none was answered meanwhile.
+
+        Raises:
+            JudgeUnavailable: no other is answered either, or too many in a row have failed with none between.
         """
-        with self._told:
-            if self._answered_at_s is None:
-                return False
-            is_first, self._has_failed_since = not self._has_failed_since, True
-            return self._answered_at_s > failing_since_s or (is_fault and is_first)
+        with self._finding_out:
+            if self._answered_at_s is not None and self._answered_at_s > failing_since_s:
+                return
+            self.raise_if_left(arrival)
+            self._num_failed_in_a_row += 1
+            if self._num_failed_in_a_row > _MOST_FAILED_IN_A_ROW or not is_another_answered():
+                raise self.leave(error)
+            self._note_answer()
 
     def leave(self, error: JudgeUnavailable) -> JudgeUnavailable:
         """Notes why the judge has left, and returns it; questions that come later may try again."""
+        self._num_failed_in_a_row = 0
         with self._told:
             self._left = time.monotonic(), error
             self._told.notify_all()
