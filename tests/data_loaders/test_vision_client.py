@@ -8,7 +8,8 @@ from email.utils import format_datetime
 from itertools import pairwise
 
 import pytest
-from tests.support.vision_server import GOOD, Answer, VisionServer, vision_server
+from tests.support.instruction_writer import FINE, GOOD
+from tests.support.judge_server import JudgeServer, Reply, judge_server
 
 from physedit.data_loaders.json_reply import last_json_object
 from physedit.data_loaders.vision_client import VisionClient
@@ -20,17 +21,17 @@ QUESTION = [VisionMessage("user", "What is it?", (Picture(b"\xff\xd8", "image/jp
 BUSY = {"message": "slow down", "code": "rate_limit_exceeded"}
 
 
-def client_of(server: VisionServer, **settings) -> VisionClient:
+def client_of(server: JudgeServer, **settings) -> VisionClient:
     return VisionClient(VisionSettings("seer", base_url=server.base_url, longest_wait_s=0.05, **settings))
 
 
 def test_pictures_and_text_go_in_and_text_and_counts_come_out():
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         client = client_of(server, max_tokens=77)
         reply = client.ask([VisionMessage("system", "Be brief."), *QUESTION, VisionMessage("assistant", "Hm.")])
     assert (reply.text, reply.refusal, reply.is_cut) == (GOOD, None, False)
-    assert (reply.num_input_tokens, reply.num_output_tokens) == (100, 10)
-    assert (client.usage.num_requests, client.usage.num_input_tokens) == (1, 100)
+    assert (reply.num_input_tokens, reply.num_output_tokens) == (1000, 100)
+    assert (client.usage.num_requests, client.usage.num_input_tokens) == (1, 1000)
     (asked,) = server.asked
     assert asked.body["model"] == "seer"
     assert asked.body["max_tokens"] == 77
@@ -41,7 +42,7 @@ def test_pictures_and_text_go_in_and_text_and_counts_come_out():
 
 
 def test_a_busy_server_is_asked_again_after_the_wait_it_names():
-    with vision_server([Answer(status=429, error=BUSY, headers={"Retry-After": "0.3"})] * 3) as server:
+    with judge_server([Reply(status=429, error=BUSY, headers={"Retry-After": "0.3"})] * 3, FINE) as server:
         client = client_of(server)
         assert client.ask(QUESTION).text == GOOD
     times = [asked.at_s for asked in server.asked]
@@ -51,13 +52,13 @@ def test_a_busy_server_is_asked_again_after_the_wait_it_names():
 
 
 def test_all_threads_keep_the_wait_and_the_limit():
-    with vision_server(
-        [Answer(status=429, error=BUSY, headers={"Retry-After": "0.5"})], Answer(delay_s=0.05)
+    with judge_server(
+        [Reply(status=429, error=BUSY, headers={"Retry-After": "0.5"})], Reply(text=GOOD, delay_s=0.05)
     ) as server:
         client = client_of(server, max_parallel=2)
         client.ask(QUESTION)
         with ThreadPoolExecutor(6) as pool:
-            server.script.append(Answer(status=429, error=BUSY, headers={"Retry-After": "0.5"}))
+            server.script.append(Reply(status=429, error=BUSY, headers={"Retry-After": "0.5"}))
             replies = list(pool.map(lambda _: client.ask(QUESTION), range(6)))
     assert [reply.text for reply in replies] == [GOOD] * 6
     assert server.most_at_once == 2
@@ -68,20 +69,20 @@ def test_all_threads_keep_the_wait_and_the_limit():
 
 @pytest.mark.parametrize("status", [408, 500, 503])
 def test_a_passing_failure_is_repeated(status):
-    with vision_server([Answer(status=status, error={"message": "oops"})] * 2) as server:
+    with judge_server([Reply(status=status, error={"message": "oops"})] * 2, FINE) as server:
         assert client_of(server).ask(QUESTION).text == GOOD
     assert len(server.asked) == 3
 
 
 def test_patience_ends():
-    with vision_server(always=Answer(status=503, error={"message": "loading the model"})) as server:
+    with judge_server(always=Reply(status=503, error={"message": "loading the model"})) as server:
         started = time.monotonic()
         with pytest.raises(VisionUnavailable, match="loading the model"):
             client_of(server, patience_s=0.3).ask(QUESTION)
     assert time.monotonic() - started < 2
     assert len(server.asked) > 3
-    overloaded = Answer(status=429, error=BUSY, headers={"Retry-After": "4000"})
-    with vision_server([overloaded]) as server, pytest.raises(VisionUnavailable, match="4000 s"):
+    overloaded = Reply(status=429, error=BUSY, headers={"Retry-After": "4000"})
+    with judge_server([overloaded], FINE) as server, pytest.raises(VisionUnavailable, match="4000 s"):
         client_of(server).ask(QUESTION)
 
 
@@ -97,7 +98,7 @@ def test_a_server_that_is_away_is_named():
 
 
 def test_a_server_without_a_list_of_models_is_there_and_is_not_asked():
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         client = client_of(server)
         client.require_server()
         assert (server.asked, client.usage.num_requests) == ([], 0)
@@ -113,8 +114,8 @@ def test_a_server_without_a_list_of_models_is_there_and_is_not_asked():
     ],
 )
 def test_what_cannot_succeed_is_asked_once_and_says_what_the_server_said(status, error):
-    always = Answer(status=status, error=error)
-    with vision_server(always=always) as server, pytest.raises(VisionRequestError) as refused:
+    always = Reply(status=status, error=error)
+    with judge_server(always=always) as server, pytest.raises(VisionRequestError) as refused:
         client_of(server).ask(QUESTION)
     assert len(server.asked) == 1
     assert error["message"] in str(refused.value)
@@ -122,21 +123,21 @@ def test_what_cannot_succeed_is_asked_once_and_says_what_the_server_said(status,
 
 
 def test_an_address_that_serves_pages_is_said_to_be_wrong():
-    page = Answer(raw="<html>Hello</html>", headers={"Content-Type": "text/html"})
-    with vision_server(always=page) as server, pytest.raises(VisionRequestError, match=r"<html>Hello.*/v1"):
+    page = Reply(raw="<html>Hello</html>", headers={"Content-Type": "text/html"})
+    with judge_server(always=page) as server, pytest.raises(VisionRequestError, match=r"<html>Hello.*/v1"):
         client_of(server).ask(QUESTION)
 
 
 def test_an_answer_that_is_none_is_asked_for_again():
-    with vision_server([Answer(raw='{"choices": []}'), Answer(raw='{"error": "busy"}'), Answer(raw="{")]) as server:
+    with judge_server([Reply(raw='{"choices": []}'), Reply(raw='{"error": "busy"}'), Reply(raw="{")], FINE) as server:
         assert client_of(server).ask(QUESTION).text == GOOD
     assert len(server.asked) == 4
 
 
 def test_a_refusal_is_neither_an_answer_nor_an_error():
     policy = {"message": "The prompt was filtered", "code": "content_filter"}
-    script = [Answer(refusal="I cannot."), Answer(status=400, error=policy), Answer(text="", finish="content_filter")]
-    with vision_server(script) as server:
+    script = [Reply(refusal="I cannot."), Reply(status=400, error=policy), Reply(text="", finish="content_filter")]
+    with judge_server(script, FINE) as server:
         replies = [client_of(server).ask(QUESTION) for _ in range(3)]
     assert [reply.text for reply in replies] == ["", "", ""]
     assert [reply.refusal for reply in replies] == [
@@ -149,7 +150,7 @@ def test_a_refusal_is_neither_an_answer_nor_an_error():
 def test_a_key_goes_only_where_it_was_meant_to(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "openais-own")
     monkeypatch.setenv("MY_KEY", "mine")
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         client_of(server).ask(QUESTION)
         client_of(server, api_key_env="MY_KEY").ask(QUESTION)
     assert [asked.headers["authorization"] for asked in server.asked] == ["Bearer none", "Bearer mine"]

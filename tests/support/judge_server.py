@@ -51,6 +51,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     refusal: str | None = None
     is_cut: bool = False
+    finish: str = "stop"
     raw: str | None = None
     delay_s: float = 0.0
     cut: Literal["connection", "json"] | None = None
@@ -86,6 +87,12 @@ class Asked:
     def texts(self) -> list[str]:
         """The text parts."""
         return [part["text"] for part in self.parts if "text" in part]
+
+    @property
+    def num_pictures(self) -> int:
+        """Pictures in all turns."""
+        turns = [turn["content"] for turn in self.body.get("input") or self.body["messages"]]
+        return sum("image_url" in part for content in turns if isinstance(content, list) for part in content)
 
     @property
     def picture(self) -> bytes:
@@ -141,11 +148,9 @@ def judge_server(
             headers = {name.lower(): value for name, value in self.headers.items()}
             asked = Asked(self.path, body, headers, time.monotonic())
             reply = server.reply_to(asked)
-            try:
-                time.sleep(reply.delay_s)
-                self._say(reply, asked)
-            finally:
-                server.done()
+            time.sleep(reply.delay_s)
+            server.done()  # before whoever asked knows, and asks the next question
+            self._say(reply, asked)
 
         def _say(self, reply: Reply, asked: Asked) -> None:
             content = _content(reply, asked).encode()
@@ -191,7 +196,7 @@ def _completion(reply: Reply, asked: Asked) -> dict[str, Any]:
         "object": "chat.completion",
         "created": 0,
         "model": f"{asked.body['model']}-2026",
-        "choices": [{"index": 0, "message": message, "finish_reason": "length" if reply.is_cut else "stop"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": "length" if reply.is_cut else reply.finish}],
         "usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
     }
 

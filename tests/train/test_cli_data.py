@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.support.judge_server import Reply, judge_server
 from tests.support.videos import rolling_ball, write_video
-from tests.support.vision_server import Answer, vision_server
 from typer.testing import CliRunner
 
 from physedit.data_loaders.videos.journal import BuildError
@@ -73,7 +73,7 @@ def test_what_cannot_be_used_ends_in_one_paragraph(tmp_path: Path, capfd, name: 
 
 
 def test_a_server_that_is_away_ends_in_one_paragraph(video: Path, tmp_path: Path, capfd, monkeypatch):
-    with vision_server(always=Answer(status=503, error={"message": "loading"})) as server:
+    with judge_server(always=Reply(status=503, error={"message": "loading"})) as server:
         impatient = VisionSettings("seer", base_url=server.base_url, patience_s=0.1)
         monkeypatch.setattr(cli_data, "_vision", lambda *_options: impatient)
         command = ["data", "from-videos", str(video), "--min-side", "200", "--out", str(tmp_path / "set")]

@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 from tests.data_loaders.videos.conftest import MakeVideo
+from tests.support.instruction_writer import FINE, GOOD
+from tests.support.judge_server import JudgeServer, Reply, judge_server
 from tests.support.videos import panning, rolling_ball, wall, with_ball
-from tests.support.vision_server import Answer, VisionServer, vision_server
 
 from physedit.data_loaders.mira400k import Mira400k
 from physedit.data_loaders.pica100k import Pica100k
@@ -35,7 +36,7 @@ def request_of(videos: Path, out: Path, **changes) -> BuildRequest:
     return BuildRequest(**{"videos": (videos,), "out": out, "pictures": SMALL, **changes})
 
 
-def seen_by(server: VisionServer, **settings) -> VisionSettings:
+def seen_by(server: JudgeServer, **settings) -> VisionSettings:
     return VisionSettings("seer", base_url=server.base_url, longest_wait_s=0.05, **settings)
 
 
@@ -111,7 +112,7 @@ def test_more_processes_yield_the_same_files(three_videos: Path, tmp_path: Path)
 def test_a_build_that_stopped_anywhere_goes_on_to_the_same_files(
     three_videos: Path, tmp_path: Path, monkeypatch, stage: str, after: int
 ):
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         build(request_of(three_videos, tmp_path / "whole", vision=seen_by(server)))
         num_questions = len(server.asked)
         monkeypatch.setattr(building, stage, stopping(getattr(building, stage), after))
@@ -138,7 +139,7 @@ def stopping(work: Callable, after: int) -> Callable:
 
 
 def test_a_killed_process_goes_on_to_the_same_files(three_videos: Path, tmp_path: Path):
-    with vision_server(always=Answer(delay_s=0.3)) as server:
+    with judge_server(always=Reply(text=GOOD, delay_s=0.3)) as server:
         build(request_of(three_videos, tmp_path / "whole", vision=seen_by(server)))
         arguments = [str(three_videos), "--min-side", "200", "--model", "seer", "--base-url", server.base_url]
         killed = run_verb(*arguments, "--parallel", "1", "--out", str(tmp_path / "killed"))
@@ -203,7 +204,7 @@ def test_shards_are_bounded_and_pictures_may_be_lossless(three_videos: Path, tmp
 
 def test_first_and_last_frames_make_a_set_like_pica100k(three_videos: Path, tmp_path: Path, own_arrow_cache: None):
     out = tmp_path / "set"
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         build(request_of(three_videos, out, kind=PairKind.FIRST_LAST, vision=seen_by(server)))
     assert [asked.num_pictures for asked in server.asked] == [2] * 3
     (row, *_) = rows_of(out)
@@ -229,13 +230,13 @@ def test_first_and_last_frames_make_a_set_like_pica100k(three_videos: Path, tmp_
         "from": "seer",
         "prompt_version": 1,
         "num_requests": 3,
-        "num_input_tokens": 300,
-        "num_output_tokens": 30,
+        "num_input_tokens": 3000,
+        "num_output_tokens": 300,
     }
 
 
 def test_pairs_with_written_instructions_keep_caption_and_levels(three_videos: Path, tmp_path: Path):
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         build(request_of(three_videos, tmp_path / "set", vision=seen_by(server)))
     row = rows_of(tmp_path / "set")[0]
     assert row["instruction"] == row["superficial_prompt"] == "Roll the ball to the right."
@@ -247,8 +248,8 @@ def test_pairs_with_written_instructions_keep_caption_and_levels(three_videos: P
 
 
 def test_pairs_that_get_no_instruction_are_counted(three_videos: Path, tmp_path: Path):
-    prose = [Answer(text="It rolls.")] * 3
-    with vision_server([Answer(refusal="I would rather not."), *prose]) as server:
+    prose = [Reply(text="It rolls.")] * 3
+    with judge_server([Reply(refusal="I would rather not."), *prose], FINE) as server:
         build(request_of(three_videos, tmp_path / "set", vision=seen_by(server, max_parallel=1)))
     report = report_of(tmp_path / "set")
     assert report["num_pairs"] == 1
@@ -260,25 +261,25 @@ def test_pairs_that_get_no_instruction_are_counted(three_videos: Path, tmp_path:
 def test_a_server_that_refuses_is_asked_once_and_nothing_examined_is_lost(
     three_videos: Path, tmp_path: Path, monkeypatch
 ):
-    one_picture = Answer(status=400, error={"message": "At most 1 image(s) may be provided in one request."})
-    with vision_server(always=one_picture) as server:
+    one_picture = Reply(status=400, error={"message": "At most 1 image(s) may be provided in one request."})
+    with judge_server(always=one_picture) as server:
         with pytest.raises(VisionRequestError, match="At most 1 image"):
             build(request_of(three_videos, tmp_path / "set", vision=seen_by(server)))
         assert len(server.asked) == 1
-        server.always = Answer()
+        server.always = FINE
         monkeypatch.setattr(building, "examine", None)
         build(request_of(three_videos, tmp_path / "set", vision=seen_by(server)))
     assert len(rows_of(tmp_path / "set")) == 3
 
 
 def test_a_busy_server_is_waited_for_and_a_dead_one_keeps_what_it_answered(three_videos: Path, tmp_path: Path):
-    busy = Answer(status=429, error={"message": "slow"}, headers={"Retry-After": "0.1"})
-    with vision_server([Answer(), busy, Answer()], Answer(status=503, error={"message": "away"})) as server:
+    busy = Reply(status=429, error={"message": "slow"}, headers={"Retry-After": "0.1"})
+    with judge_server([FINE, busy, FINE], Reply(status=503, error={"message": "away"})) as server:
         settings = seen_by(server, patience_s=0.4, max_parallel=1)
         with pytest.raises(VisionUnavailable, match="away"):
             build(request_of(three_videos, tmp_path / "set", vision=settings))
         num_before = len(server.asked)
-        server.always = Answer()
+        server.always = FINE
         build(request_of(three_videos, tmp_path / "set", vision=settings))
         assert len(server.asked) == num_before + 1
     assert report_of(tmp_path / "set")["num_pairs"] == 3
@@ -287,7 +288,7 @@ def test_a_busy_server_is_waited_for_and_a_dead_one_keeps_what_it_answered(three
 def test_a_server_that_is_not_there_is_noticed_before_a_video_is_decoded(
     three_videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         settings = seen_by(server, patience_s=0.2, max_parallel=1)
     monkeypatch.setattr(building, "examine", None)
     with pytest.raises(VisionRequestError, match=r"Nobody answers for seer at http.*Start the server"):
@@ -296,7 +297,7 @@ def test_a_server_that_is_not_there_is_noticed_before_a_video_is_decoded(
 
 
 def test_a_build_with_all_its_answers_needs_no_server(three_videos: Path, tmp_path: Path, monkeypatch):
-    with vision_server() as server:
+    with judge_server(always=FINE) as server:
         settings = seen_by(server, patience_s=0.2)
         monkeypatch.setattr(building, "_publish", stopping(building._publish, 0))
         with pytest.raises(RuntimeError, match="stopped"):

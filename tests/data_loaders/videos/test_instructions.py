@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from tests.support.instruction_writer import FINE, GOOD
+from tests.support.judge_server import Reply, judge_server
 from tests.support.stand_ins import png
-from tests.support.vision_server import GOOD, Answer, vision_server
 
 from physedit.data_loaders.videos.instructions import (
     NoInstruction,
@@ -19,26 +20,25 @@ from physedit.data_loaders.vision_client import VisionClient
 from physedit.data_loaders.vision_settings import VisionSettings
 
 FIELDS = json.loads(GOOD)
-FINE = Answer()
 
 
-def asked(*script: Answer, always: Answer = FINE):
-    with vision_server(script, always) as server:
+def asked(*script: Reply, always: Reply = FINE):
+    with judge_server(script, always) as server:
         client = VisionClient(VisionSettings("seer", base_url=server.base_url))
         outcome = write_instruction(client, png(10, 1200, 900), png(200, 1200, 900), "")
     assert outcome_from_json(json.loads(json.dumps(outcome_to_json(outcome)))) == outcome
     return outcome, server.asked
 
 
-def changed(**fields) -> Answer:
-    return Answer(text=json.dumps({**FIELDS, **fields}))
+def changed(**fields) -> Reply:
+    return Reply(text=json.dumps({**FIELDS, **fields}))
 
 
 @pytest.mark.parametrize(
     "text", [GOOD, f"```json\n{GOOD}\n```", f"<think>Hm. {{}}</think>\nHere it is: {GOOD} I hope this helps."]
 )
 def test_an_answer_is_taken_in_any_wrapping(text):
-    outcome, questions = asked(Answer(text=text))
+    outcome, questions = asked(Reply(text=text))
     assert isinstance(outcome, WrittenInstruction)
     assert (outcome.superficial, outcome.law, outcome.operation) == (FIELDS["superficial"], "Causality", "move")
     assert len(questions) == 1
@@ -48,10 +48,10 @@ def test_an_answer_is_taken_in_any_wrapping(text):
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (Answer(text="The ball rolls."), "no JSON object"),
-        (Answer(text=GOOD[:-30]), "no JSON object"),
-        (Answer(text=GOOD, finish="length"), "cut off"),
-        (Answer(text=""), "no JSON object"),
+        (Reply(text="The ball rolls."), "no JSON object"),
+        (Reply(text=GOOD[:-30]), "no JSON object"),
+        (Reply(text=GOOD, is_cut=True), "cut off"),
+        (Reply(text=""), "no JSON object"),
         (changed(explicit="  "), "explicit holds no text"),
         (changed(superficial=["Roll", "it"]), "superficial holds no text"),
         (changed(superficial="roll " * 20), "20 tokens, but must have fewer than 20"),
@@ -66,20 +66,20 @@ def test_a_bad_answer_is_asked_for_again_with_what_was_wrong(bad, complaint):
     outcome, questions = asked(bad)
     assert isinstance(outcome, WrittenInstruction)
     assert outcome.num_requests == 2
-    assert outcome.num_input_tokens == 200
+    assert outcome.num_input_tokens == 2000
     conversation = questions[1].body["messages"]
     assert [message["role"] for message in conversation] == ["user", "assistant", "user"]
     assert complaint in conversation[2]["content"]
 
 
 def test_three_bad_answers_are_enough():
-    outcome, questions = asked(always=Answer(text="No idea."))
-    assert outcome == NoInstruction(Reason.INSTRUCTION_UNUSABLE, "No idea.", 3, 300, 30)
+    outcome, questions = asked(always=Reply(text="No idea."))
+    assert outcome == NoInstruction(Reason.INSTRUCTION_UNUSABLE, "No idea.", 3, 3000, 300)
     assert len(questions) == 3
 
 
 def test_a_refusal_is_final():
-    outcome, questions = asked(Answer(refusal="I cannot help with that."))
+    outcome, questions = asked(Reply(refusal="I cannot help with that."))
     assert isinstance(outcome, NoInstruction)
     assert (outcome.reason, outcome.said) == (Reason.INSTRUCTION_REFUSED, "I cannot help with that.")
     assert len(questions) == 1
