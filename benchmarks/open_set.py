@@ -10,7 +10,7 @@ only adds.
 
 At most 1.2 times the time of 1,000 rows is promised, without imports too, and memory that does not grow with rows by
 more than the order of an epoch needs. What is left of growth is time to look at every size and to sort the epoch's
-order (16 ms of CPU time for 105,085 rows, measured beside other work), and of memory 4 bytes a row for that order, 3
+order (13 ms of CPU time for 105,085 rows, measured beside other work), and of memory 4 bytes a row for that order, 3
 for bucket and use, and some 7 that were used while it was made.
 """
 

@@ -69,6 +69,26 @@ def test_the_rule_is_asked_once_for_each_stored_size() -> None:
     assert buckets.sizes == (2, 4)
 
 
+@pytest.mark.parametrize(("num_sizes", "kind"), [(200, np.int16), (40_000, np.int32)])
+def test_a_bucket_is_a_sizes_own_wherever_its_rows_stand(num_sizes: int, kind: type) -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.stack(np.divmod(rng.permutation(300 * 300)[:num_sizes], 300), axis=1).astype(np.int32) + 1
+    sources = np.concatenate([sizes, sizes[rng.integers(0, num_sizes, 20_000)]])
+    order = rng.permutation(len(sources))
+    buckets, shuffled = (
+        find_buckets(rows, lambda height, width: (height, width)) for rows in (sources, sources[order])
+    )
+    assert buckets.numbers.dtype == kind
+    assert buckets.sizes == shuffled.sizes == tuple(sorted(map(tuple, sizes.tolist())))
+    assert np.array_equal(buckets.numbers[order], shuffled.numbers)
+    assert np.array_equal(np.array(buckets.sizes)[buckets.numbers], sources)
+
+
+def test_no_rows_have_no_buckets() -> None:
+    buckets = find_buckets(np.empty((0, 2), np.int32), lambda height, width: (height, width))
+    assert (len(buckets.numbers), buckets.sizes) == (0, ())
+
+
 def test_stored_sizes_that_come_out_alike_share_a_bucket(rule: SizeRule) -> None:
     buckets = find_buckets(np.array([(64, 64), (96, 96), (64, 128), (128, 256)], np.int32), rule)
     assert buckets.numbers.tolist() == [0, 0, 1, 1]
