@@ -119,13 +119,6 @@ def rate(
     return tuple(sorted(ratings, key=lambda rating: (-rating.elo, rating.model)))
 
 
-def elo_in_order(votes: Sequence[Vote], rules: EloRules) -> dict[str, float]:
-    """Returns the ratings after the votes in this order. Pure."""
-    table = VoteTable.of(votes)
-    ratings, _ = elo_in_orders(table, np.arange(len(votes))[None], rules)
-    return dict(zip(table.models, ratings[0].tolist(), strict=True))
-
-
 def elo_in_orders(
     table: VoteTable, orders: NDArray[np.intp], rules: EloRules
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

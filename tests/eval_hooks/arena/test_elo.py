@@ -1,12 +1,20 @@
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from physedit.eval_hooks.arena.elo import EloRules, VoteTable, correlate, elo_in_order, elo_in_orders, rate
+from physedit.eval_hooks.arena.elo import EloRules, VoteTable, correlate, elo_in_orders, rate
 from physedit.eval_hooks.arena.votes import ArenaError, Vote, Winner
 
 RULES = EloRules()
+
+
+def elo_in_order(votes: Sequence[Vote]) -> dict[str, float]:
+    """Returns the ratings after the votes in this order."""
+    table = VoteTable.of(votes)
+    ratings, _ = elo_in_orders(table, np.arange(len(votes))[None], RULES)
+    return dict(zip(table.models, ratings[0].tolist(), strict=True))
 
 
 def test_the_rules_are_the_published_ones() -> None:
@@ -15,15 +23,15 @@ def test_the_rules_are_the_published_ones() -> None:
 
 def test_ratings_move_by_hand_counted_points() -> None:
     first = Vote("1", "x", "y", Winner.A)
-    assert elo_in_order([first], RULES) == {"x": 1012.0, "y": 988.0}
+    assert elo_in_order([first]) == {"x": 1012.0, "y": 988.0}
     # Now x is expected to win with 1 / (1 + 10^(-24/400)) = 0.5345; a tie moves it by 24 (0.5 - 0.5345) = -0.827.
-    tied = elo_in_order([first, Vote("2", "y", "x", Winner.TIE)], RULES)
+    tied = elo_in_order([first, Vote("2", "y", "x", Winner.TIE)])
     assert tied["x"] == pytest.approx(1012 - 0.827, abs=1e-3)
     assert tied["x"] + tied["y"] == pytest.approx(2000)
 
 
 def test_no_rating_falls_below_the_floor() -> None:
-    beaten = elo_in_order([Vote(str(n), "x", "y", Winner.A) for n in range(2000)], RULES)
+    beaten = elo_in_order([Vote(str(n), "x", "y", Winner.A) for n in range(2000)])
     assert beaten["y"] == 700.0
     assert beaten["x"] > 1300.0
 
@@ -34,14 +42,14 @@ def test_orders_of_unlike_length_are_rated_at_once_as_alone() -> None:
     orders = np.stack([np.arange(30), np.pad(np.arange(9, -1, -1), (5, 15), constant_values=-1)])
     ratings, has_vote = elo_in_orders(table, orders, RULES)
     for row, order in zip(ratings, (votes, votes[9::-1]), strict=True):
-        assert dict(zip(table.models, row, strict=True)) == pytest.approx(elo_in_order(order, RULES))
+        assert dict(zip(table.models, row, strict=True)) == pytest.approx(elo_in_order(order))
     assert has_vote.all()
 
 
 def test_the_side_does_not_matter() -> None:
     shown = [Vote("1", "x", "y", Winner.A), Vote("2", "x", "y", Winner.B), Vote("3", "x", "y", Winner.TIE)]
     swapped = [Vote("1", "y", "x", Winner.B), Vote("2", "y", "x", Winner.A), Vote("3", "y", "x", Winner.TIE)]
-    assert elo_in_order(shown, RULES) == pytest.approx(elo_in_order(swapped, RULES))
+    assert elo_in_order(shown) == pytest.approx(elo_in_order(swapped))
 
 
 def drawn_votes(strengths: dict[str, float], num: int, seed: int = 0) -> list[Vote]:
