@@ -52,19 +52,9 @@ class CommandHook:
             raise ValueError(f"{name}.command is empty; give a program and its arguments, such as [python, score.py].")
         if not timeout_s > 0:
             raise ValueError(f"{name}.timeout_s is {timeout_s}; expected more than 0.")
-        self._name, self._cadence = name, cadence
+        self.name, self.cadence = name, cadence
         self._command, self._timeout_s = tuple(command), timeout_s
         self._lower_is_better = tuple(lower_is_better)
-
-    @property
-    def name(self) -> str:
-        """Names the hook's folder and the first part of its metric keys."""
-        return self._name
-
-    @property
-    def cadence(self) -> Cadence:
-        """When the trainer calls ``run``."""
-        return self._cadence
 
     def check(self) -> None:
         """Verifies that there is such a program; starts nothing.
@@ -74,14 +64,14 @@ class CommandHook:
         """
         if shutil.which(self._command[0]) is None:
             raise CommandFailed(
-                f"{self._name}.command starts {self._command[0]}, which is no program here that can be started. Give "
+                f"{self.name}.command starts {self._command[0]}, which is no program here that can be started. Give "
                 "its path, make the file executable, or name its interpreter first."
             )
-        log.info("%s: %s", self._name, " ".join(self._command))
+        log.info("%s: %s", self.name, " ".join(self._command))
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` of an earlier start, if the command is the present one."""
-        folders = sorted((run_folder / "eval" / self._name).glob("*"))
+        folders = sorted((run_folder / "eval" / self.name).glob("*"))
         kept = [each for each in folders if (keys := report_keys(each)) and keys.settings_key == self._settings_key]
         return tuple(report for report in map(load_report, kept) if report.step <= last_step)
 
@@ -95,7 +85,7 @@ class CommandHook:
             FailedElsewhere: on the others.
         """
         started = time.monotonic()
-        root = context.run_folder / "eval" / self._name
+        root = context.run_folder / "eval" / self.name
         base = root / "base"
         folder = base if context.step == 0 else root / f"step_{context.step:08d}"
         base_key = digest_of({"command": list(self._command), "backbone": context.backbone.fingerprint})
@@ -129,13 +119,13 @@ class CommandHook:
             {f"PHYSEDIT_{name.upper()}": value for name, value in values.items()},
             folder,
             timeout_s=self._timeout_s,
-            progress=lambda done, total: context.progress(done, total, f"{self._name}: seconds of at most"),
+            progress=lambda done, total: context.progress(done, total, f"{self.name}: seconds of at most"),
         )
         try:
             readings = parse_answer(output)
         except ValueError as error:
             raise CommandFailed(
-                f"{self._name}: the last line of what {self._command[0]} printed at step {step} is no answer: {error}. "
+                f"{self.name}: the last line of what {self._command[0]} printed at step {step} is no answer: {error}. "
                 f"All of it is in {folder}.{tail_of(folder)}"
             ) from error
         write_json(folder / _RESULT, {"key": key, "metrics": {n: [each.value, each.n] for n, each in readings.items()}})
@@ -144,7 +134,7 @@ class CommandHook:
     def _adapter_of(self, context: EvalContext) -> Path:
         if context.adapter_file is None or not context.adapter_file.is_file():
             raise CommandFailed(
-                f"{self._name}: there is no file of the adapter at step {context.step} to hand to "
+                f"{self.name}: there is no file of the adapter at step {context.step} to hand to "
                 f"{self._command[0]}: {context.adapter_file}."
             )
         return context.adapter_file.absolute()
@@ -162,17 +152,17 @@ class CommandHook:
         names = sorted({**after, **before}, key=lambda name: name.count("/"))
         if unknown := sorted({*self._lower_is_better} - {*names}):
             raise CommandFailed(
-                f"{self._name}.lower_is_better names {', '.join(unknown)}, but {self._command[0]} measures "
+                f"{self.name}.lower_is_better names {', '.join(unknown)}, but {self._command[0]} measures "
                 f"{', '.join(names)}. Name some of these."
             )
         report = EvalReport(
-            self._name,
+            self.name,
             step,
-            {f"{self._name}/{metric}": _change(before.get(metric), after.get(metric)) for metric in names},
+            {f"{self.name}/{metric}": _change(before.get(metric), after.get(metric)) for metric in names},
             folder,
             (f"Measured by {' '.join(self._command)}, which gives no interval.",),
             seconds,
-            lower_is_better=frozenset(f"{self._name}/{m}" for m in self._lower_is_better),
+            lower_is_better=frozenset(f"{self.name}/{m}" for m in self._lower_is_better),
         )
         save_report(report, keys=keys, evidence={"command": list(self._command)})
 

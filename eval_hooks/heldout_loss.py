@@ -75,21 +75,11 @@ class HeldOutLoss:
                 raise ValueError(f"{name}.{key} is {value}; expected at least 1.")
         if level is not None and level not in tuple(PromptLevel):
             raise ValueError(f"{name}.level is {level!r}; expected one of {', '.join(PromptLevel)}, or null.")
-        self._name, self._cadence, self._data, self._seed = name, cadence, data, seed
+        self.name, self.cadence, self._data, self._seed = name, cadence, data, seed
         self._asked_level = level
         self._num_quantiles = num_quantiles
         num_rows = min(num_items, len(data))
         self._rows = tuple(number * len(data) // num_rows for number in range(num_rows))
-
-    @property
-    def name(self) -> str:
-        """Names the hook's folder and the first part of its metric keys."""
-        return self._name
-
-    @property
-    def cadence(self) -> Cadence:
-        """When the trainer calls ``run``."""
-        return self._cadence
 
     def check(self) -> None:
         """Verifies that the rows have instructions of the level, and that one has no known problem.
@@ -99,19 +89,17 @@ class HeldOutLoss:
         """
         if self._asked_level is not None and self._asked_level not in self._data.levels:
             raise HeldOutRowsUnusable(
-                f"{self._name}.level={self._asked_level}, but the held-out rows have only "
+                f"{self.name}.level={self._asked_level}, but the held-out rows have only "
                 f"{', '.join(sorted(self._data.levels))}. Set it to one of these, or to null."
             )
         problems = [self._data.header(row).problem for row in self._rows]
         if all(problem is not None for problem in problems):
-            raise HeldOutRowsUnusable(
-                f"{self._name}: none of {len(problems)} held-out rows can be used: {problems[0]}."
-            )
-        log.info("%s: %d of %d held-out rows", self._name, len(self._rows), len(self._data))
+            raise HeldOutRowsUnusable(f"{self.name}: none of {len(problems)} held-out rows can be used: {problems[0]}.")
+        log.info("%s: %d of %d held-out rows", self.name, len(self._rows), len(self._data))
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` that an earlier start with these settings has written."""
-        folders = sorted((run_folder / "eval" / self._name).glob("*"))
+        folders = sorted((run_folder / "eval" / self.name).glob("*"))
         kept = [each for each in folders if (keys := report_keys(each)) and keys.settings_key == self._settings_key]
         return tuple(report for report in map(load_report, kept) if report.step <= last_step)
 
@@ -126,7 +114,7 @@ class HeldOutLoss:
         """
         started = time.monotonic()
         ranks = Ranks(context.rank, context.world_size, context.barrier)
-        root = context.run_folder / "eval" / self._name
+        root = context.run_folder / "eval" / self.name
         base_key = digest_of({**self._settings, **made_with(context)})
         base = root / "base"
         self._measure_base(context, ranks, base, base_key)
@@ -164,7 +152,7 @@ class HeldOutLoss:
 
     def _measure_base(self, context: EvalContext, ranks: Ranks, folder: Path, key: str) -> None:
         """Ensures the base's losses in ``folder``, from another run of the same base and rows where there is one."""
-        shelf = context.base_cache / self._name / f"{key}.json"
+        shelf = context.base_cache / self.name / f"{key}.json"
 
         def fetch() -> None:
             if read_losses(folder, key) is None and shelf.exists():
@@ -211,7 +199,7 @@ class HeldOutLoss:
             losses = self._losses(context, *stand_in)
             if isinstance(mine, tuple):
                 measured.append(RowLosses(mine[0].sample_id, mine[0].law, losses))
-            context.progress(number + 1, num_rounds, f"{self._name}: held-out rows")
+            context.progress(number + 1, num_rounds, f"{self.name}: held-out rows")
         return measured
 
     def _encoded(self, context: EvalContext, row: int) -> tuple[EditSample, Conditioning] | RowLosses:
@@ -229,7 +217,7 @@ class HeldOutLoss:
             if isinstance(found, tuple):
                 return found
             problem = problem or str(found.problem)
-        raise HeldOutRowsUnusable(f"{self._name}: none of {len(self._rows)} held-out rows can be used: {problem}")
+        raise HeldOutRowsUnusable(f"{self.name}: none of {len(self._rows)} held-out rows can be used: {problem}")
 
     def _losses(self, context: EvalContext, sample: EditSample, conditioning: Conditioning) -> tuple[float, ...]:
         """Returns the loss of a row in every quantile: x_t = (1 - sigma) x_0 + sigma n, target n - x_0, float32."""
@@ -244,7 +232,7 @@ class HeldOutLoss:
             loss = float(((velocity - (noise - target)) ** 2).mean())
             if not math.isfinite(loss):
                 raise HeldOutRowsUnusable(
-                    f"{self._name}: the loss of held-out row {sample.sample_id} is {loss} at noise level "
+                    f"{self.name}: the loss of held-out row {sample.sample_id} is {loss} at noise level "
                     f"{float(sigma):.3f}, step {context.step}. Look at the row, or at the adapter's training loss."
                 )
             losses.append(loss)
@@ -266,16 +254,14 @@ class HeldOutLoss:
     def _report(self, step: int, folder: Path, base: Path, keys: ReportKeys, seconds: float) -> None:
         before, after = (read_losses(each) or () for each in (base, folder))
         num_dropped = sum(row.problem is not None for row in after)
-        metrics = changes_of_losses(self._name, before, after)
+        metrics = changes_of_losses(self.name, before, after)
         notes = [
             "Lower is better: the mean squared error of the predicted velocity on rows that are held out of training.",
             f"q1 to q{self._num_quantiles} are equally likely parts of the noise levels, lowest noise first.",
         ]
         if num_dropped:
             notes.append(f"{num_dropped} of {len(self._rows)} held-out rows cannot be used; {LOSSES_FILE} says why.")
-        report = EvalReport(
-            self._name, step, metrics, folder, tuple(notes), seconds, lower_is_better=frozenset(metrics)
-        )
+        report = EvalReport(self.name, step, metrics, folder, tuple(notes), seconds, lower_is_better=frozenset(metrics))
         save_report(report, keys=keys, evidence={"settings": self._settings, "num_dropped": num_dropped})
 
 
