@@ -45,7 +45,7 @@ MODES = {
     "zero2x2_offload": ("zero", "float32"), "zero3x2_offload": ("zero", "float32"),
     "single_bf16": ("single", "bfloat16"), "zero3x2_bf16": ("zero", "bfloat16"),
 }  # fmt: skip
-"""By name: the launch that has it, and the dtype of the base."""
+"""By name: the launch that has it, and the dtype of the base and of the adapter's products."""
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 SECONDS_TO_WAIT = 240
 
@@ -96,7 +96,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
 def config_of(root: Path, world: Path, dtype: str) -> DictConfig:
     more = (
         "log_every=1", "micro_batch=1", "ema_decay=0.9", "max_grad_norm=0.02", "optimizer.weight_decay=0.01",
-        f"num_steps={END + 1}", f"backbone.dtype={dtype}",
+        f"num_steps={END + 1}", f"backbone.dtype={dtype}", f"adapter.compute_dtype={dtype}",
     )  # fmt: skip
     return compose_config(smoke_overrides(world, root / "runs", "matrix", more))
 
