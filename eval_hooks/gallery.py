@@ -1,4 +1,4 @@
-"""All items of an evaluation beside those of the base, to be filtered by law and by which answers flipped."""
+"""All items of an evaluation, beside the base's if there is one, to be filtered by law and by which answers flipped."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class GalleryItem:
         index, law, instruction: of the item.
         flips: ``gained`` if a wrong answer became right, ``lost`` if a right one became wrong, both, or ``unchanged``.
         num_open: questions without yes or no on either side.
-        pictures: source, base and tuned.
+        pictures: source, base and tuned; source and output where there is no base.
         asked: the questions in order.
     """
 
@@ -54,16 +54,22 @@ class GalleryItem:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """The items in their order, the laws found, how many items flipped which way, and how many show pictures."""
+    """The items in their order, the laws found, how many items flipped which way, and how many show pictures.
+
+    Without a base (``has_base``) no answer flips, and every item counts as unchanged.
+    """
 
     items: tuple[GalleryItem, ...]
     laws: tuple[str, ...]
     counts: Mapping[str, int]
     num_with_pictures: int
+    has_base: bool
 
 
-def build_gallery(report: EvalReport, page_folder: Path, num_with_pictures: int = NUM_WITH_PICTURES) -> Gallery:
-    """Returns the gallery of a report whose folder has pictures.
+def build_gallery(
+    report: EvalReport, page_folder: Path, num_with_pictures: int = NUM_WITH_PICTURES, *, outputs: Path | None = None
+) -> Gallery:
+    """Returns the gallery of a report with pictures.
 
     Items with flipped answers show their pictures first, then the others in turn over the laws.
 
@@ -71,44 +77,52 @@ def build_gallery(report: EvalReport, page_folder: Path, num_with_pictures: int 
         report: whose items.
         page_folder: where the page lies that links to the files.
         num_with_pictures: how many items show their pictures.
+        outputs: where the pictures lie if there is no base; None for the report's own folder, beside that of the base.
 
     Raises:
         FileNotFoundError: the pictures or those of the base are gone.
     """
-    base_folder = report.folder.parent / "base"
-    base = {record.index: record for record in read_records(base_folder)}
-    tuned = {record.index: record for record in read_records(report.folder)}
-    items = [each for each in read_meta_info(report.folder, reading_of(report.folder)) if each.index in tuned]
-    both = [item for item in items if item.index in base]
-    flips = {item.index: _flips(base[item.index], tuned[item.index]) for item in both}
-    shown = set(_by_interest(both, flips)[:num_with_pictures])
+    folder, base_folder = outputs or report.folder, None if outputs else report.folder.parent / "base"
+    base = {} if base_folder is None else {record.index: record for record in read_records(base_folder)}
+    tuned = {record.index: record for record in read_records(folder, report.folder)}
+    items = [each for each in read_meta_info(folder, reading_of(report.folder)) if each.index in tuned]
+    shown_items = [item for item in items if base_folder is None or item.index in base]
+    flips = {item.index: _flips(base.get(item.index), tuned[item.index]) for item in shown_items}
+    shown = set(_by_interest(shown_items, flips)[:num_with_pictures])
     found = tuple(
-        _item(item, flips[item.index], asked_of(item, base[item.index], tuned[item.index]), pictures)
-        for item in both
+        _item(item, flips[item.index], (base.get(item.index), tuned[item.index]), pictures)
+        for item in shown_items
         for pictures in [
             tuple(
                 _picture(name, path, page_folder, is_shown=item.index in shown)
-                for name, path in _paths(report.folder, base_folder, item).items()
+                for name, path in _paths(folder, base_folder, item).items()
             )
         ]
     )
     return Gallery(
         items=found,
-        laws=tuple(dict.fromkeys(item.law for item in both)),
+        laws=tuple(dict.fromkeys(item.law for item in shown_items)),
         counts={kind: sum(kind in item.flips for item in found) for kind in (GAINED, LOST, UNCHANGED)},
         num_with_pictures=len(shown),
+        has_base=base_folder is not None,
     )
 
 
 def _item(
-    item: EditedItem, flips: tuple[str, ...], asked: tuple[Asked, ...], pictures: tuple[GalleryPicture, ...]
+    item: EditedItem,
+    flips: tuple[str, ...],
+    records: tuple[ItemRecord | None, ItemRecord],
+    pictures: tuple[GalleryPicture, ...],
 ) -> GalleryItem:
-    num_open = sum(any(side is None or side.correct is None for side in (each.base, each.tuned)) for each in asked)
+    base, tuned = records
+    asked = asked_of(item, base, tuned)
+    sides = [(each.tuned,) if base is None else (each.base, each.tuned) for each in asked]
+    num_open = sum(any(side is None or side.correct is None for side in pair) for pair in sides)
     return GalleryItem(item.index, item.law, item.instruction, flips, num_open, pictures, asked)
 
 
-def _flips(base: ItemRecord, tuned: ItemRecord) -> tuple[str, ...]:
-    before = {answer.number: answer.correct for answer in base.answers}
+def _flips(base: ItemRecord | None, tuned: ItemRecord) -> tuple[str, ...]:
+    before = {answer.number: answer.correct for answer in base.answers} if base else {}
     changes = [(before.get(answer.number), answer.correct) for answer in tuned.answers]
     kinds = ((GAINED, (False, True)), (LOST, (True, False)))
     return tuple(kind for kind, change in kinds if change in changes) or (UNCHANGED,)
@@ -125,15 +139,14 @@ def _by_interest(items: Sequence[EditedItem], flips: Mapping[int, tuple[str, ...
     return flipped + [indices[place] for place in range(rounds) for indices in by_law.values() if place < len(indices)]
 
 
-def _paths(tuned_folder: Path, base_folder: Path, item: EditedItem) -> dict[str, Path]:
-    return {
-        "source": tuned_folder / item.input_path,
-        "base": base_folder / item.output_path,
-        "tuned": tuned_folder / item.output_path,
-    }
+def _paths(folder: Path, base_folder: Path | None, item: EditedItem) -> dict[str, Path]:
+    source, edited = folder / item.input_path, folder / item.output_path
+    if base_folder is None:
+        return {"source": source, "output": edited}
+    return {"source": source, "base": base_folder / item.output_path, "tuned": edited}
 
 
 def _picture(name: str, path: Path, page_folder: Path, *, is_shown: bool) -> GalleryPicture:
-    link = quote(Path(os.path.relpath(path, page_folder)).as_posix())
+    link = quote(Path(os.path.relpath(path, page_folder)).as_posix(), errors="surrogatepass")
     data_uri, is_pixel_art = thumbnail(path) if is_shown else (None, False)
     return GalleryPicture(name, link, data_uri, is_pixel_art)

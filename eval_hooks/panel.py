@@ -91,9 +91,11 @@ def choose_panel(report: EvalReport, *, per_law: int = 3) -> tuple[PanelItem, ..
     )
 
 
-def asked_of(item: EditedItem, base: ItemRecord, tuned: ItemRecord) -> tuple[Asked, ...]:
-    """Returns an item's questions in order, each with both answers."""
-    before, after = ({answer.number: answer for answer in record.answers} for record in (base, tuned))
+def asked_of(item: EditedItem, base: ItemRecord | None, tuned: ItemRecord) -> tuple[Asked, ...]:
+    """Returns an item's questions in order, each with both answers; where there is no base, with the one."""
+    before, after = (
+        {answer.number: answer for answer in (record.answers if record else ())} for record in (base, tuned)
+    )
     return tuple(
         Asked(question.text, question.answer, before.get(number), after.get(number))
         for number, question in enumerate(item.questions)

@@ -114,6 +114,7 @@ def write_html_report(
     title: str,
     facts: Mapping[str, str] | None = None,
     per_law: int = 3,
+    outputs: Path | None = None,
 ) -> Path:
     """Writes ``run_folder/report.html`` and returns its path.
 
@@ -123,6 +124,8 @@ def write_html_report(
         title: heading.
         facts: short labelled facts about the run, shown under the heading.
         per_law: pictures of each law.
+        outputs: where the pictures lie that the reports are about if no base stands beside them, as those of any
+            editor; None for the reports of a run.
 
     Raises:
         ValueError: no reports.
@@ -141,7 +144,9 @@ def write_html_report(
     html = environment.get_template(_TEMPLATE).render(
         title=title,
         facts=facts or {},
-        sections=[_section([r for r in reports if r.hook == hook], run_folder, per_law) for hook in hooks],
+        sections=[_section([r for r in reports if r.hook == hook], run_folder, per_law, outputs) for hook in hooks],
+        has_base=outputs is None,
+        edited="tuned" if outputs is None else "output",
         bars_width=BARS_WIDTH,
         bars_left=BARS_LEFT,
         bars_right=BARS_RIGHT,
@@ -188,7 +193,7 @@ def _template(name: str) -> str:
     return resources.files("physedit.eval_hooks").joinpath(name).read_text(encoding="utf-8")
 
 
-def _section(reports: Sequence[EvalReport], run_folder: Path, per_law: int) -> _Section:
+def _section(reports: Sequence[EvalReport], run_folder: Path, per_law: int, outputs: Path | None) -> _Section:
     ordered = sorted(reports, key=lambda report: report.step)
     last = ordered[-1]
     evidence = evidence_of(last)
@@ -200,33 +205,33 @@ def _section(reports: Sequence[EvalReport], run_folder: Path, per_law: int) -> _
         laws=law_table(last),
         groups=group_table(last),
         curves=[curve for row in overall_table(last) if (curve := _curve(row, ordered)) is not None],
-        panel=choose_panel(last, per_law=per_law) if has_pictures(last) else (),
-        bars=_bars(last, evidence),
+        panel=choose_panel(last, per_law=per_law) if outputs is None and has_pictures(last) else (),
+        bars=_bars(last, evidence, "tuned" if outputs is None else "output"),
         evidence=evidence,
         paper_laws=laws,
         paper=evidence.paper_rows(laws),
-        gallery=build_gallery(last, run_folder) if has_pictures(last) else None,
+        gallery=build_gallery(last, run_folder, outputs=outputs) if outputs or has_pictures(last) else None,
     )
 
 
-def _bars(report: EvalReport, evidence: Evidence) -> BarChart | None:
+def _bars(report: EvalReport, evidence: Evidence, edited: str) -> BarChart | None:
     """Returns the headline accuracy over all laws and by law beside the paper's, None if the headline is none."""
     headline = headline_key(report)
     if "acc" not in _words_of_metric(headline):
         return None
     overall, *laws = law_table(report)
     per_question = f"{overall.label}, per question" if headline == f"{report.hook}/acc" else overall.label
-    groups = [(per_question, [*_bars_of(overall), *evidence.bars_overall(Aggregation.PER_QUESTION)])]
+    groups = [(per_question, [*_bars_of(overall, edited), *evidence.bars_overall(Aggregation.PER_QUESTION)])]
     per_item = f"{report.hook}/acc_item"
     if per_item in report.metrics:
         row = _row(report, per_item, f"{overall.label}, per item")
-        groups.append((row.label, [*_bars_of(row), *evidence.bars_overall(Aggregation.PER_ITEM)]))
-    groups += [(row.label, [*_bars_of(row), *evidence.bars_of_law(row.label)]) for row in laws]
+        groups.append((row.label, [*_bars_of(row, edited), *evidence.bars_overall(Aggregation.PER_ITEM)]))
+    groups += [(row.label, [*_bars_of(row, edited), *evidence.bars_of_law(row.label)]) for row in laws]
     return draw_bars(groups)
 
 
-def _bars_of(row: TableRow) -> list[BarValue]:
-    """Returns the unchanged input's bar, the base's, and the checkpoint's with the interval of its change."""
+def _bars_of(row: TableRow, edited: str) -> list[BarValue]:
+    """Returns the unchanged input's bar, the base's, and that of what was edited with the interval of its change."""
     bars, change = [], row.change
     if row.input_copy is not None and row.input_copy.value is not None:
         bars.append(BarValue("copy", "unchanged input", row.input_copy.value))
@@ -236,7 +241,7 @@ def _bars_of(row: TableRow) -> list[BarValue]:
         reach = None
         if change.ci95 is not None and change.base is not None:
             reach = (change.base + change.ci95[0], change.base + change.ci95[1])
-        bars.append(BarValue("tuned", "tuned", change.tuned, reach))
+        bars.append(BarValue("tuned", edited, change.tuned, reach))
     return bars
 
 

@@ -44,7 +44,7 @@ def print_scores(report: EvalReport) -> None:
     console.print(table)
     for note in report.notes:
         console.print(note, markup=False, highlight=False)
-    for path in sorted(report.folder.glob("*.json*")):
+    for path in [*sorted(report.folder.glob("*.json*")), report.folder / "report.html"]:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 

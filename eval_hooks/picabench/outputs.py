@@ -1,7 +1,7 @@
 """A folder of outputs in PICABench's layout, of any editor, judged and measured on its own: there is no base beside it.
 
-Everything is written to one place, which may be the folder itself: answers, measurements, ``report.json`` and the
-published scripts' own result files.
+Everything is written to one place, which may be the folder itself: answers, measurements, ``report.json`` with its page
+``report.html``, and the published scripts' own result files.
 """
 
 import json
@@ -45,6 +45,7 @@ from physedit.eval_hooks.picabench.official import write_official_files
 from physedit.eval_hooks.picabench.official_notes import notes_of
 from physedit.eval_hooks.picabench.open_questions import open_questions
 from physedit.eval_hooks.picabench.published import Evaluated, place, placement_record
+from physedit.eval_hooks.report import write_html_report
 from physedit.eval_hooks.report_file import ReportKeys, save_report, value_record
 
 NAME = "picabench"
@@ -159,6 +160,8 @@ def score_outputs(outputs: Outputs, progress: Callable[[int, int, str], None]) -
     measure_folder(outputs.folder, rules=outputs.rules, out=outputs.out)
     write_official_files(outputs.folder, outputs.out)
     report = _report(outputs, stopped, time.monotonic() - started)
+    name = outputs.folder.resolve().name
+    write_html_report(outputs.out, [report], title=f"Outputs in {name}", outputs=outputs.folder)
     return report, stopped
 
 

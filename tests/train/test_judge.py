@@ -17,7 +17,7 @@ from physedit.train.judge import outputs_of
 
 RESULTS = {
     "analysis.json", "consistency.jsonl", "items.jsonl", "judging.json", "output.json", "psnr_analysis.json",
-    "psnr_analysis_512.json", "report.json", "timing.json",
+    "psnr_analysis_512.json", "report.html", "report.json", "timing.json",
 }  # fmt: skip
 
 
