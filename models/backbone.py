@@ -250,15 +250,3 @@ class Backbone(Protocol):
     def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
         """Writes adapter tensors (peft names) as diffusers LoRA safetensors that the stock pipeline loads."""
         ...
-
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        """Reads what ``save_adapter`` wrote, under the same names and float32."""
-        ...
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        """Reads rank and alpha of what ``save_adapter`` wrote; None for a file of others that does not tell them.
-
-        Raises:
-            ValueError: no such file, or an adapter that one rank and one alpha do not describe.
-        """
-        ...

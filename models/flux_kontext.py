@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from physedit.data_loaders.sample import EditBatch
-from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
+from physedit.models.adapter_file import AdapterFormat, write_adapter
 from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
 from physedit.models.blocks import CompileBackend
-from physedit.models.encoding import EncoderSet, Latents
+from physedit.models.encoding import Latents
 from physedit.models.flux_outline import checked_area, checked_tokens, flux_outline
 from physedit.models.flux_pipeline import LORA_PRESETS, load_pipeline
 from physedit.models.flux_text import FluxTextStates
@@ -34,14 +34,13 @@ from physedit.models.quantization import Quantization, check_quantization
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, kontext_sizes
 from physedit.models.weights import RANDOM_TINY, find_weights
 
-_PIPELINE = "FluxKontextPipeline"
-
 
 class FluxKontext:
     """A ``Backbone`` over ``FluxKontextPipeline``."""
 
     max_sources = 1
     text_sees_pictures = False
+    lora_presets = LORA_PRESETS
 
     def __init__(
         self,
@@ -86,13 +85,13 @@ class FluxKontext:
         self.default_num_steps = checked_steps(edit_steps)
         check_attention(attention, dtype=dtype, has_masks=False)
         memory = MemorySettings(encoders, quantization, gradient_checkpointing, compile_blocks, attention)
-        self.check_weights(weights)
+        found = _found_weights(weights)
         check_quantization(quantization, weights)
-        found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
         left_out = {"text_encoder": None, "text_encoder_2": None} if encoders == "absent" else {}
         pipeline = load_pipeline(found, checked_dtype(dtype), left_out, quantization)
         self._parts = PipelineParts(pipeline, found, checked_dtype(dtype), memory)
         self._pipeline, self._dtype = pipeline, self._parts.dtype
+        self.denoiser, self.encoders = self._parts.denoiser, self._parts
         self._multiple_px = 2 * int(pipeline.vae_scale_factor)
         self._area_px = checked_area(area_px, self._multiple_px)
         self._text = FluxTextStates(self._parts, max_text_tokens)
@@ -106,9 +105,7 @@ class FluxKontext:
             ValueError: neither a pipeline folder nor a hub id, or a folder of another pipeline or without a file that
                 its parts need.
         """
-        found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
-        if isinstance(found, Path):
-            check_pipeline_folder(found, _PIPELINE)
+        _found_weights(weights)
 
     @staticmethod
     def outline(settings: Mapping[str, object]) -> Outline:
@@ -116,19 +113,9 @@ class FluxKontext:
         check_blocks(settings, has_masks=False)
         return flux_outline(settings)
 
-    @property
-    def denoiser(self) -> nn.Module:
-        """The ``FluxTransformer2DModel``; its base weights are frozen."""
-        return self._parts.denoiser
-
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """See ``kontext_sizes``."""
         return kontext_sizes(height, width, area_px=self._area_px, multiple_px=self._multiple_px)
-
-    @property
-    def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
-        """See ``LORA_PRESETS``."""
-        return LORA_PRESETS
 
     @cached_property
     def fingerprint(self) -> str:
@@ -145,11 +132,6 @@ class FluxKontext:
         The first use reads the encoders' weight files of a local folder.
         """
         return self._parts.encoding_key(self._max_text_tokens, self._area_px, self._multiple_px)
-
-    @property
-    def encoders(self) -> EncoderSet:
-        """Text encoders and VAE of the pipeline."""
-        return self._parts
 
     def to(self, device: torch.device) -> None:
         """Moves the transformer, and encoders that stay there, to ``device``."""
@@ -282,26 +264,17 @@ class FluxKontext:
         """
         write_adapter(type(self._pipeline), state, Path(folder), adapter_format)
 
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        """Reads what ``save_adapter`` wrote: float32 on the CPU under the names of ``adapter_state``.
-
-        Raises:
-            ValueError: no such file, or tensors of something other than a transformer.
-        """
-        return read_adapter(Path(folder))
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        """Reads the format of the adapter in ``folder``; None if its file does not tell rank and alpha.
-
-        Raises:
-            ValueError: no such file, or an adapter that no one format describes.
-        """
-        return read_adapter_format(Path(folder))
-
     def _guidance(self, batch_size: int, device: torch.device) -> Tensor | None:
         if not self._pipeline.transformer.config.guidance_embeds:
             return None
         return torch.full([batch_size], self._train_guidance, device=device, dtype=torch.float32)
+
+
+def _found_weights(weights: str) -> Path | str:
+    found = weights if weights == RANDOM_TINY else find_weights(weights, "flux_kontext")
+    if isinstance(found, Path):
+        check_pipeline_folder(found, "FluxKontextPipeline")
+    return found
 
 
 def _unit_range(pictures: Tensor) -> Tensor:

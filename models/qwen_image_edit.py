@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from physedit.data_loaders.geometry import as_image
 from physedit.data_loaders.sample import EditBatch
-from physedit.models.adapter_file import AdapterFormat, read_adapter, read_adapter_format, write_adapter
+from physedit.models.adapter_file import AdapterFormat, write_adapter
 from physedit.models.attention import check_attention
 from physedit.models.backbone import Conditioning, join
 from physedit.models.blocks import CompileBackend
-from physedit.models.encoding import EncoderSet, Latents
+from physedit.models.encoding import Latents
 from physedit.models.latents import pack, pipeline_time, unpack
 from physedit.models.outline import Outline, checked_guidance
 from physedit.models.parts import Encoders, MemorySettings, PipelineParts, check_blocks, checked_dtype, checked_steps
@@ -42,7 +42,7 @@ from physedit.models.qwen_pipeline import (
     working_at,
 )
 from physedit.models.qwen_presets import lora_presets
-from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, in_place_of_prompt, padded
+from physedit.models.qwen_text import MASK, PROMPTS, QwenTextStates, padded
 from physedit.models.sizes import RELEASED_AREA_PX, PictureSizes, qwen_size
 from physedit.models.weights import RANDOM_TINY, find_weights
 
@@ -104,6 +104,8 @@ class QwenImageEdit:
         self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out, quantization)
         self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
         self._dtype = self._parts.dtype
+        self.denoiser, self.encoders = self._parts.denoiser, self._parts
+        self.lora_presets = lora_presets(int(self._pipeline.transformer.config.num_layers))
         self._text = QwenTextStates(self._parts, area_px=self._area_px, vision_area_px=self._vision_area_px)
         self._pictures = PictureLatents(self._parts, _encode_picture)
 
@@ -127,20 +129,10 @@ class QwenImageEdit:
         check_blocks(settings, has_masks=True)
         return qwen_outline(settings)
 
-    @property
-    def denoiser(self) -> nn.Module:
-        """The ``QwenImageTransformer2DModel``; its base weights are frozen."""
-        return self._parts.denoiser
-
     def sizes_of(self, height: int, width: int) -> PictureSizes:
         """Both sizes are ``qwen_size``."""
         size = qwen_size(height, width, area_px=self._area_px)
         return PictureSizes(source=size, output=size)
-
-    @property
-    def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
-        """See ``qwen_presets.lora_presets``."""
-        return lora_presets(int(self._pipeline.transformer.config.num_layers))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -165,11 +157,6 @@ class QwenImageEdit:
         # With torchvision the same files make another image processor, which rounds otherwise.
         image_processor = type(self._pipeline.processor.image_processor).__name__
         return type(self._pipeline).__name__, self._area_px, self._vision_area_px, image_processor
-
-    @property
-    def encoders(self) -> EncoderSet:
-        """Text encoders and VAE of the pipeline."""
-        return self._parts
 
     def to(self, device: torch.device) -> None:
         """Moves the transformer, and encoders that stay there, to ``device``."""
@@ -270,8 +257,9 @@ class QwenImageEdit:
         names = [f"Item {number}" for number in range(len(given))]
         size = batch_sizes(given, names, self.sizes_of, max_sources=self.max_sources).output
         together = items_at_once(len(given), self.max_sources)
+        negative = self._negative_prompt if guidance > 1 else None
         with self._parts.encoding():
-            texts = [self._edit_text(given[items], instructions[items], guidance) for items in together]
+            texts = [self._text.in_place_of_prompts(given[part], instructions[part], negative) for part in together]
         with (
             self._parts.editing_with(denoiser, self._pictures.memo),
             working_at(self._pipeline, self._area_px, self._vision_area_px),
@@ -289,32 +277,6 @@ class QwenImageEdit:
         """
         pipeline: Any = type(self._pipeline)
         write_adapter(pipeline, state, Path(folder), adapter_format)
-
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        """Reads what ``save_adapter`` wrote: float32 on the CPU under the names of ``adapter_state``.
-
-        Raises:
-            ValueError: no such file, or tensors of something other than a transformer.
-        """
-        return read_adapter(Path(folder))
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        """Reads the format of the adapter in ``folder``; None if its file does not tell rank and alpha.
-
-        Raises:
-            ValueError: no such file, or an adapter that no one format describes.
-        """
-        return read_adapter_format(Path(folder))
-
-    def _edit_text(
-        self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], guidance: float
-    ) -> dict[str, Tensor]:
-        """Returns what the pipeline takes in place of prompts."""
-        taken = in_place_of_prompt("prompt", self._text.states_of(given, instructions))
-        if guidance > 1:
-            negative = self._text.states_of(given, [self._negative_prompt] * len(given))
-            taken |= in_place_of_prompt("negative_prompt", negative)
-        return taken
 
 
 def _grid(latents: Tensor) -> tuple[int, int, int]:

@@ -67,6 +67,28 @@ class QwenTextStates:
         _check_room(joined, instructions, longest_side=max(sides) // cell_px)
         return joined
 
+    def in_place_of_prompts(
+        self, given: Sequence[Sequence[Tensor]], instructions: Sequence[str], negative_prompt: str | None
+    ) -> dict[str, Tensor]:
+        """Returns what the pipelines take in place of their prompts.
+
+        Args:
+            given: as for ``states_of``.
+            instructions: one an item.
+            negative_prompt: of all items; None for none.
+
+        Raises:
+            EncodersAbsentError, InstructionError: as ``states_of``.
+        """
+        texts: dict[str, Sequence[str]] = {"prompt": instructions}
+        if negative_prompt is not None:
+            texts["negative_prompt"] = [negative_prompt] * len(given)
+        taken: dict[str, Tensor] = {}
+        for name, prompts in texts.items():
+            states = self.states_of(given, prompts)
+            taken |= {f"{name}_embeds": states[PROMPTS], f"{name}_embeds_mask": full_mask(states)}
+        return taken
+
     def forget(self) -> None:
         """Forgets what was kept; called when the encoder moves to another device."""
         self._memo.clear()
@@ -112,11 +134,6 @@ def padded(states: Sequence[Tensor]) -> Mapping[str, Tensor]:
 def full_mask(text: Mapping[str, Tensor]) -> Tensor:
     """Returns the mask of ``states_of``'s result, of ones where there is none: the pipeline warns without one."""
     return text[MASK] if MASK in text else torch.ones_like(text[PROMPTS][..., 0], dtype=torch.long)
-
-
-def in_place_of_prompt(prompt: str, text: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns what the pipelines take in place of their argument ``prompt``, from ``states_of``'s result."""
-    return {f"{prompt}_embeds": text[PROMPTS], f"{prompt}_embeds_mask": full_mask(text)}
 
 
 def _check_room(states: Mapping[str, Tensor], instructions: Sequence[str], *, longest_side: int) -> None:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from physedit.eval_hooks.files import file_digest, free_space, write_json, write_text
-from physedit.models.adapter_file import AdapterFormat
+from physedit.models.adapter_file import AdapterFormat, read_adapter
 from physedit.models.backbone import Backbone
 from physedit.train.state import Progress
 
@@ -150,7 +150,7 @@ class CheckpointStore:
         """
         verify(path)
         tensors = load_file(str(path / "optimizer.safetensors"))
-        adapter = self._backbone.load_adapter(str(path / "adapter"))
+        adapter = read_adapter(path / "adapter")
         live = {key.removeprefix(_LIVE): value for key, value in tensors.items() if key.startswith(_LIVE)}
         state = json.loads((path / "run_state.json").read_text(encoding="utf-8"))
         return Snapshot(

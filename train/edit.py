@@ -103,7 +103,7 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
     check_backbone(config)
     device = start_processes(config).device
     backbone: Backbone = build_checked("backbone", config.backbone)
-    saved = None if adapter is None else read_saved(backbone, adapter)
+    saved = None if adapter is None else read_saved(adapter)
     if saved is not None:
         attach(backbone, saved, lora_settings(config).compute_dtype)
     backbone.to(device)

@@ -55,7 +55,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
             hook.check()
         backbone: Backbone = build_checked("backbone", config.backbone)
         compute_dtype = lora_settings(config).compute_dtype
-        attach(backbone, _as_asked(read_saved(backbone, adapter), backbone, config), compute_dtype)
+        attach(backbone, _as_asked(read_saved(adapter), backbone, config), compute_dtype)
         backbone.to(accelerator.device)
         out.mkdir(parents=True, exist_ok=True)
         context = EvalContext(

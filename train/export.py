@@ -3,16 +3,15 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from physedit.eval_hooks.files import file_digest, read_json, write_json
-from physedit.models.adapter_file import ADAPTER_FILE, AdapterFormat, read_adapter, read_adapter_format
+from physedit.models.adapter_file import ADAPTER_FILE
 from physedit.models.backbone import Backbone
 from physedit.models.export import Family, export_kohya, merge_adapter
 from physedit.models.pipeline_folder import INDEX
@@ -40,16 +39,6 @@ class _Kind:
 
 
 _KINDS = {"FluxKontext": _Kind("flux", "flux_kontext"), "QwenImageEdit": _Kind("qwen_image", TOY_NAME)}
-
-
-class _DiffusersFiles:
-    """Reads adapters without a base."""
-
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        return read_adapter(Path(folder))
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        return read_adapter_format(Path(folder))
 
 
 def export_diffusers(adapter: Path, out: Path) -> Path:
@@ -154,7 +143,7 @@ def _check_folder(out: Path) -> None:
 
 def _read(adapter: Path) -> SavedAdapter:
     check_saved(adapter)
-    return read_saved(_DiffusersFiles(), adapter)
+    return read_saved(adapter)
 
 
 def _kind_of(config: DictConfig) -> _Kind:
@@ -176,7 +165,7 @@ def _merged_transformer(config: DictConfig, adapter: Path) -> nn.Module:
     check_saved(adapter)
     check_backbone(config)
     backbone: Backbone = build_checked("backbone", config.backbone)
-    saved = read_saved(backbone, adapter)
+    saved = read_saved(adapter)
     check_base(backbone.denoiser, saved)
     try:
         merge_adapter(backbone.denoiser, saved.state, saved.format)

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import torch
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from physedit.models.adapter_file import ADAPTER_FILE, AdapterFormat, check_fit
+from physedit.models.adapter_file import ADAPTER_FILE, AdapterFormat, check_fit, read_adapter, read_adapter_format
 from physedit.models.backbone import Backbone
 from physedit.models.lora import LoraSettings, add_adapter, load_state
 from physedit.models.lora_targets import shortened
@@ -28,18 +27,6 @@ _UNUSED = ("run_name=editor", "num_steps=1", "global_batch=1", "micro_batch=1", 
 
 
 _OTHERS = f"a folder with {ADAPTER_FILE}, or a .safetensors file"
-
-
-class AdapterReader(Protocol):
-    """What reads an adapter's folder, such as a ``Backbone``."""
-
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        """See ``Backbone.load_adapter``."""
-        ...
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        """See ``Backbone.adapter_format``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +119,7 @@ def check_saved(file: Path) -> None:
         ) from error
 
 
-def read_saved(reader: AdapterReader, file: Path) -> SavedAdapter:
+def read_saved(file: Path) -> SavedAdapter:
     """Reads an adapter's file.
 
     Raises:
@@ -140,11 +127,11 @@ def read_saved(reader: AdapterReader, file: Path) -> SavedAdapter:
     """
     try:
         if file.name == ADAPTER_FILE:
-            return _read(reader, file.parent, file)
+            return _read(file.parent, file)
         with TemporaryDirectory() as folder:  # readers know a file of one name alone
             (Path(folder) / ADAPTER_FILE).symlink_to(file.resolve())
             try:
-                return _read(reader, Path(folder), file)
+                return _read(Path(folder), file)
             except ValueError as error:
                 raise ValueError(str(error).replace(str(Path(folder) / ADAPTER_FILE), str(file))) from error
     except ValueError as error:
@@ -200,8 +187,8 @@ def check_base(denoiser: nn.Module, saved: SavedAdapter) -> None:
             )
 
 
-def _read(reader: AdapterReader, folder: Path, file: Path) -> SavedAdapter:
-    state, told = reader.load_adapter(str(folder)), reader.adapter_format(str(folder))
+def _read(folder: Path, file: Path) -> SavedAdapter:
+    state, told = read_adapter(folder), read_adapter_format(folder)
     if told is None:
         logger.warning("%s does not tell its alpha, which is taken to be its rank.", file)
     found = told or _format_by_shapes(state)

@@ -14,8 +14,6 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from pyarrow import parquet
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from physedit.data_loaders.geometry import resized
@@ -23,7 +21,6 @@ from physedit.data_loaders.sample import Box, EditBatch
 from physedit.eval_hooks.hook import EvalContext
 from physedit.eval_hooks.judges.judge import JudgeQuestion, Verdict, VerdictKind
 from physedit.eval_hooks.judges.protocols import JudgeProtocol, StrictProtocol
-from physedit.models.adapter_file import AdapterFormat
 from physedit.models.backbone import Conditioning
 from physedit.models.sizes import PictureSizes
 
@@ -108,20 +105,6 @@ class PaintingEditor:
                 painted[:, 4:8, 4:8] = torch.tensor([255, 0, 0], dtype=torch.uint8)[:, None, None]
             edited.append(painted)
         return torch.stack(edited)
-
-    def save_adapter(self, state: Mapping[str, Tensor], folder: str, adapter_format: AdapterFormat) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        metadata = {"rank": str(adapter_format.rank), "alpha": str(adapter_format.alpha)}
-        save_file(dict(state), Path(folder) / "adapter.safetensors", metadata=metadata)
-
-    def load_adapter(self, folder: str) -> Mapping[str, Tensor]:
-        loaded: Mapping[str, Tensor] = load_file(Path(folder) / "adapter.safetensors")
-        return loaded
-
-    def adapter_format(self, folder: str) -> AdapterFormat | None:
-        with safe_open(Path(folder) / "adapter.safetensors", "pt") as content:
-            metadata = content.metadata()
-        return AdapterFormat(int(metadata["rank"]), float(metadata["alpha"]))
 
 
 @dataclass
