@@ -16,14 +16,14 @@ from physedit.data_loaders.audit import Audit, Note, RowReport, audited
 from physedit.data_loaders.marks import KnownPictures
 from physedit.data_loaders.sample import EditDataset
 from physedit.data_loaders.tally import Counting
-from physedit.eval_hooks.files import DamagedFileError, digest_of, json_line, read_json, write_json
+from physedit.eval_hooks.files import digest_of, json_line, write_json
 from physedit.eval_hooks.picabench.benchmark import BenchmarkItem, load_benchmark
 from physedit.train.assemble import build_checked, outline_of
 from physedit.train.check_page import CheckedRows, Leak, write_page
 from physedit.train.check_record import DROPPED, NOTED, PAGE, STOPS, counts_of, failure_of, worked_px
 from physedit.train.compose import compose_config
 from physedit.train.config import ConfigError
-from physedit.train.output import check_can_be_made, published
+from physedit.train.output import check_is_own, published
 from physedit.train.preflight import check_references
 from physedit.train.progress import RowsBar
 
@@ -88,7 +88,7 @@ def check_data(config: DictConfig, request: CheckRequest) -> CheckResult:
     identity = digest_of({"data": data})
     title = Path(str(data.get("path") or data["_target_"].rpartition(".")[2].lower())).name or "data"
     folder = request.out or DEFAULT_ROOT / f"{title}_{identity[:10]}"
-    _check_folder(folder, identity)
+    check_is_own(folder, RECORD, identity, other="the check of other data")
     outline = outline_of(config)
     dataset: EditDataset = build_checked("data", config.data)
     check_references(outline.max_sources, dataset)
@@ -188,20 +188,6 @@ def _check_request(request: CheckRequest, max_share: float) -> None:
         raise ConfigError(f"--examples {request.num_examples} must be a number of pairs of at least 0.")
     if not (math.isfinite(max_share) and 0 <= max_share <= 1):
         raise ConfigError(f"--max-dropped {max_share} must be a share: from 0 to 1.")
-
-
-def _check_folder(folder: Path, identity: str) -> None:
-    """Refuses a folder that holds anything but a check of the same data, which may be made again."""
-    check_can_be_made(folder)
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    try:
-        is_same = read_json(folder / RECORD).get("identity") == identity
-    except (OSError, DamagedFileError):
-        is_same = False
-    if not is_same:
-        what = "the check of other data" if (folder / RECORD).is_file() else "other files"
-        raise ConfigError(f"--out {folder} holds {what}, and nothing is overwritten. Choose another folder.")
 
 
 def _spread(num_rows: int, limit: int | None) -> Sequence[int]:

@@ -20,11 +20,9 @@ from physedit.data_loaders.images import MAX_PIXELS, read_rgb
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError
 from physedit.eval_hooks.files import (
-    DamagedFileError,
     digest_of,
     encode_png,
     file_digest,
-    read_json,
     write_bytes,
     write_json,
 )
@@ -34,7 +32,7 @@ from physedit.models.outline import MOST_GUIDANCE
 from physedit.train.adapter_settings import lora_settings
 from physedit.train.assemble import build_checked, check_backbone, start_processes
 from physedit.train.config import ConfigError
-from physedit.train.output import check_can_be_made, published
+from physedit.train.output import check_is_own, published
 from physedit.train.saved_adapter import SavedAdapter, attach, check_saved, read_saved
 
 logger = logging.getLogger(__name__)
@@ -97,7 +95,7 @@ def edit(config: DictConfig, request: EditRequest, adapter: Path | None, out: Pa
     pictures = [_read_picture(path) for path in request.images]
     identity = _identity(config, request, adapter)
     folder = out or DEFAULT_ROOT / f"{request.images[0].stem}_{identity[:10]}"
-    _check_folder(folder, identity)
+    check_is_own(folder, RECORD, identity, other="another edit")
     if adapter is not None:
         check_saved(adapter)
     check_backbone(config)
@@ -200,20 +198,6 @@ def _identity(config: DictConfig, request: EditRequest, adapter: Path | None) ->
     if adapter is not None and config.adapter.compute_dtype != "float32":
         inputs["compute_dtype"] = str(config.adapter.compute_dtype)
     return digest_of(inputs)
-
-
-def _check_folder(folder: Path, identity: str) -> None:
-    """Refuses a folder that holds anything but this very edit, which may be made again."""
-    check_can_be_made(folder)
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    try:
-        is_same = read_json(folder / RECORD).get("identity") == identity
-    except (OSError, DamagedFileError):
-        is_same = False
-    if not is_same:
-        what = "another edit" if (folder / RECORD).is_file() else "other files"
-        raise ConfigError(f"--out {folder} holds {what}, and nothing is overwritten. Choose another folder.")
 
 
 def _editors(backbone: Backbone, saved: SavedAdapter | None) -> dict[str, AbstractContextManager[object]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from physedit.eval_hooks.files import nearest_existing
+from physedit.eval_hooks.files import DamagedFileError, nearest_existing, read_json
 from physedit.train.config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,30 @@ def check_is_free(out: Path) -> None:
         kind = "is a file" if out.is_file() else "is a folder that is not empty"
         raise ConfigError(f"--out {out} {kind}, and nothing is overwritten. Choose another, or remove it.")
     check_can_be_made(out)
+
+
+def check_is_own(out: Path, record: str, identity: str, *, other: str) -> None:
+    """Verifies that ``out`` is free, or holds what has this very identity and may be made again.
+
+    Args:
+        out: a folder.
+        record: the name of the file in it that tells its ``identity``.
+        identity: a hash of all that decides what is made.
+        other: what it is called if it has another identity.
+
+    Raises:
+        ConfigError: it holds something else, or it cannot be written there.
+    """
+    check_can_be_made(out)
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        is_same = read_json(out / record).get("identity") == identity
+    except (OSError, DamagedFileError):
+        is_same = False
+    if not is_same:
+        what = other if (out / record).is_file() else "other files"
+        raise ConfigError(f"--out {out} holds {what}, and nothing is overwritten. Choose another folder.")
 
 
 @contextmanager
