@@ -4,7 +4,7 @@ import logging
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +21,7 @@ class ProgressBar:
         self._every = max(1, num_steps // LINES_OFF_TERMINAL)
         self._said = start_step
         self._is_main = is_main
-        console = Console(stderr=True)
-        self._bar = (
-            Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=console,
-            )
-            if is_main and console.is_terminal
-            else None
-        )  # fmt: skip
+        self._bar = _bar(TextColumn("{task.fields[text]}"), TimeRemainingColumn()) if is_main else None
         self._training: TaskID | None = None
         self._tasks: dict[str, TaskID] = {}
         self._start_step = start_step
@@ -84,15 +76,7 @@ class JudgingBar:
 
     def __init__(self) -> None:
         self._said = 0
-        console = Console(stderr=True)
-        self._bar = (
-            Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                console=console,
-            )
-            if console.is_terminal
-            else None
-        )  # fmt: skip
+        self._bar = _bar()
         self._task: TaskID | None = None
 
     def __enter__(self) -> "JudgingBar":
@@ -123,15 +107,7 @@ class RowsBar:
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self._every = max(1, num_rows // LINES_OFF_TERMINAL)
-        console = Console(stderr=True)
-        self._bar = (
-            Progress(
-                TextColumn("rows"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=console,
-            )
-            if console.is_terminal
-            else None
-        )  # fmt: skip
+        self._bar = _bar(TextColumn("{task.fields[text]}"), TimeRemainingColumn())
         self._task: TaskID | None = None
 
     def __enter__(self) -> "RowsBar":
@@ -152,3 +128,12 @@ class RowsBar:
             self._bar.update(self._task, completed=done, text=f"{num_dropped} dropped")
         elif done % self._every == 0 or done == self._num_rows:
             logger.info("%d of %d rows looked at, %d dropped", done, self._num_rows, num_dropped)
+
+
+def _bar(*more: ProgressColumn) -> Progress | None:
+    """Returns a bar with these columns beside what is done and how far it is, None off a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    done = TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), done, *more, console=console)
