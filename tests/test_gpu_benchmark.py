@@ -38,6 +38,8 @@ def test_without_a_gpu_the_path_runs_at_tiny_size_and_says_so(tmp_path: Path) ->
         assert each["allocated"] is None
     shown = (tmp_path / "out" / "table.md").read_text()
     assert "no figure here tells anything of a GPU" in shown
+    assert "random weights: CPU, driver -, " in shown
+    assert ", the adapter's products in bfloat16; " in shown
     rows = [line for line in shown.splitlines() if line.startswith("| FLUX") or line.startswith("| Qwen")]
     assert len(rows) == 2
     assert shown in done.stdout
@@ -87,4 +89,4 @@ def report_of(record: dict[str, object]) -> Report:
         record, model="kontext", overrides=("micro_batch=1",), predicted_peak=2**29, predicted_s=1.0,
         predicted_range_s=(0.5, 2.0), useful_flops=300, done_flops=400, peak_flops=1000.0,
     )  # fmt: skip
-    return Report("card", "H100", "1", "2", "3", "abc", "today", "gpu.sh", False, False, 16, 1024, [one])
+    return Report("card", "H100", "1", "2", "3", "abc", "today", "gpu.sh", False, "bfloat16", 16, 1024, [one])

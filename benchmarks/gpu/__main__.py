@@ -88,7 +88,7 @@ def main() -> int:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         is_tiny=is_tiny,
-        tf32=is_rounded([f"experiment={MODELS[name]}" for name in given.models]),
+        products=products_of([f"experiment={MODELS[name]}" for name in given.models]),
         rank=given.rank,
         side_px=TINY_SIDE if is_tiny else 1024,
         legs=[],
@@ -138,9 +138,9 @@ def plan(given: argparse.Namespace, gpu: Gpu, pairs: Path, *, is_tiny: bool) -> 
     return [each for _, each in sorted(chosen, key=lambda entry: entry[0])]
 
 
-def is_rounded(recipes: list[str]) -> bool:
-    """Tells whether the recipes let the adapter's float32 products run as TF32."""
-    return any(compose_config([recipe]).float32_matmul_precision != "highest" for recipe in recipes)
+def products_of(recipes: list[str]) -> str:
+    """Returns what the adapters of the recipes multiply in."""
+    return " and ".join(sorted({str(compose_config([recipe]).adapter.compute_dtype) for recipe in recipes}))
 
 
 def overrides_of(model: str, rank: int, pairs: Path, *, is_tiny: bool) -> list[str]:

@@ -103,7 +103,7 @@ class Report:
     date: str
     command: str
     is_tiny: bool
-    tf32: bool
+    products: str
     rank: int
     side_px: int
     legs: list[Leg]
@@ -112,7 +112,7 @@ class Report:
 def table(report: Report) -> str:
     """Returns Markdown: where and how it was run, a row a setting, and what is not measured."""
     about = f"{report.card}, driver {report.driver or '-'}, torch {report.torch}, CUDA {report.cuda or '-'}"
-    about += ", float32 products in TF32" if report.tf32 else ""
+    about += f", the adapter's products in {report.products}"
     lines = [
         f"LoRA of rank {report.rank} at {report.side_px}x{report.side_px}, one device, random weights: {about}; "
         f"{report.date}, commit {report.commit or '-'}.",
