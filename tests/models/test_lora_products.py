@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.memory_editors import EDITORS, Editor, batch_of, gradients, relative_change, velocity
+from tests.support.memory_editors import EDITORS, Editor, batch_of, edit, gradients, relative_change, velocity
 from tests.support.tiny_transformers import FLUX, fill
 from torch import Tensor, nn
 
@@ -109,6 +109,7 @@ def test_the_stock_pipeline_with_the_saved_adapter_is_the_trained_editor_bit_for
     conditioning = rounded.encode(batch_of(1))
     expected = velocity(rounded, conditioning)
     assert torch.equal(velocity(stock, conditioning), expected)
+    assert torch.equal(edit(stock, batch_of(1).sources[0]), edit(rounded, batch_of(1).sources[0]))
     assert not torch.equal(velocity(adapted(name, FLOAT32), conditioning), expected)
 
 

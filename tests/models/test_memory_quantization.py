@@ -70,7 +70,8 @@ def build(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return built
 
 
-def test_quantised_base_is_close_and_its_adapter_trains(build: Build, kind: str) -> None:
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_quantised_base_is_close_and_its_adapter_trains(build: Build, kind: str, compute_dtype: torch.dtype) -> None:
     plain, backbone = build(), build(quantization=kind, gradient_checkpointing=True)
     backbone.to(torch.device("cpu"))
     linears = num_quantized(backbone.denoiser)
@@ -79,7 +80,7 @@ def test_quantised_base_is_close_and_its_adapter_trains(build: Build, kind: str)
     with torch.no_grad():
         before = velocity(backbone, conditioning)
         assert 0 < relative_change(velocity(plain, conditioning), before) < TOLERANCE[kind]
-        with_adapter(backbone, is_filled=False)
+        with_adapter(backbone, is_filled=False, compute_dtype=compute_dtype)
         assert torch.equal(velocity(backbone, conditioning), before)
     found = gradients(backbone, conditioning)
     parameters = dict(backbone.denoiser.named_parameters())

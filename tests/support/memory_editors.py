@@ -62,9 +62,12 @@ def edit(backbone: Editor, source: Tensor, guidance: float = 2.5) -> Tensor:
     )
 
 
-def with_adapter(backbone: Editor, *, is_filled: bool, preset: str = "attention_mlp") -> Editor:
+def with_adapter(
+    backbone: Editor, *, is_filled: bool, preset: str = "attention_mlp", compute_dtype: torch.dtype = torch.float32
+) -> Editor:
     """Adds an adapter, which changes the output if it is filled, and returns the backbone."""
-    add_adapter(backbone.denoiser, LoraSettings(4, 8.0), targets=backbone.lora_presets[preset], seed=0)
+    settings = LoraSettings(4, 8.0, compute_dtype=compute_dtype)
+    add_adapter(backbone.denoiser, settings, targets=backbone.lora_presets[preset], seed=0)
     if is_filled:
         generator = torch.Generator().manual_seed(2)
         state = adapter_state(backbone.denoiser)
