@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from physedit.train.compose import compose_config
 from physedit.train.config import CONF_FOLDER, ConfigError, options
@@ -149,6 +149,18 @@ def test_a_hook_of_a_config_dir_may_be_named_or_not(tmp_path: Path) -> None:
     asked = ["experiment=smoke", "eval=mine", "data.split=train", "data.heldout_share=0.1"]
     for override in ("eval.num_items=7", "eval.mine.num_items=7"):
         assert compose_config([*asked, override], config_dir=tmp_path).eval.mine.num_items == 7
+
+
+def test_the_quick_evaluation_is_the_full_one_but_for_what_makes_it_quick() -> None:
+    chosen = compose_config(["experiment=smoke", "eval=[picabench,picabench_quick]", "checkpoint.every=3"]).eval
+    full, quick = (OmegaConf.to_container(chosen[name], resolve=False) for name in ("picabench", "picabench_quick"))
+    assert isinstance(full, dict)
+    assert isinstance(quick, dict)
+    assert {key for key in full | quick if full[key] != quick[key]} == {"name", "cadence", "per_law"}
+    assert {**full["cadence"], "every": 3} == quick["cadence"]
+    own = OmegaConf.load(CONF_FOLDER / "eval" / "picabench_quick.yaml")
+    assert isinstance(own, DictConfig)
+    assert set(own.picabench_quick) == {"name", "cadence", "per_law"}, "all else is the full one's"
 
 
 def test_config_dir_adds_an_option(tmp_path: Path):

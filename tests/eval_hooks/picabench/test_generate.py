@@ -149,6 +149,11 @@ def test_e16_the_hooks_picture_is_the_stock_pipelines_with_the_saved_file_and_no
     assert near > 50 > far
 
 
+def test_the_noise_of_an_item_is_the_hooks_own_so_that_two_hooks_share_no_picture_of_the_base() -> None:
+    seeds = {item_generator(42, hook, 3).initial_seed() for hook in ("picabench", "picabench_quick")}
+    assert len(seeds) == 2
+
+
 @pytest.fixture(params=EDITORS)
 def spied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Editor, list[str]]:
     """An editor that keeps next to nothing in memory, and the names of the parts that encode, a name a time."""
