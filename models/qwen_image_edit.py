@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +103,7 @@ class QwenImageEdit:
         left_out = {"text_encoder": None} if encoders == "absent" else {}
         self._pipeline = load_pipeline(pipeline, found, checked_dtype(dtype), left_out, quantization)
         self._parts = PipelineParts(self._pipeline, found, checked_dtype(dtype), memory)
-        self._dtype = self._parts.dtype
-        self.denoiser, self.encoders = self._parts.denoiser, self._parts
-        self.lora_presets = lora_presets(int(self._pipeline.transformer.config.num_layers))
+        self._dtype, self.denoiser, self.encoders = self._parts.dtype, self._parts.denoiser, self._parts
         self._text = QwenTextStates(self._parts, area_px=self._area_px, vision_area_px=self._vision_area_px)
         self._pictures = PictureLatents(self._parts, _encode_picture)
 
@@ -134,6 +132,11 @@ class QwenImageEdit:
         size = qwen_size(height, width, area_px=self._area_px)
         return PictureSizes(source=size, output=size)
 
+    @property
+    def lora_presets(self) -> Mapping[str, tuple[str, ...]]:
+        """See ``qwen_presets.lora_presets``."""
+        return lora_presets(int(self._pipeline.transformer.config.num_layers))
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the base: file contents or hub commit, component classes, dtype, pipeline and areas.
@@ -148,8 +151,7 @@ class QwenImageEdit:
 
         The first use reads the encoders' weight files of a local folder.
         """
-        pipeline = self._pipeline
-        template = (pipeline.prompt_template_encode, pipeline.prompt_template_encode_start_idx)
+        template = (self._pipeline.prompt_template_encode, self._pipeline.prompt_template_encode_start_idx)
         return self._parts.encoding_key(*self._kind_and_areas, template)
 
     @property
@@ -275,8 +277,7 @@ class QwenImageEdit:
         Raises:
             ValueError: tensors that are not of that format.
         """
-        pipeline: Any = type(self._pipeline)
-        write_adapter(pipeline, state, Path(folder), adapter_format)
+        write_adapter(type(self._pipeline), state, Path(folder), adapter_format)
 
 
 def _grid(latents: Tensor) -> tuple[int, int, int]:
