@@ -58,7 +58,7 @@ def build_random_tiny_qwen(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = pipeline_class(
-            scheduler=_build_scheduler(),
+            scheduler=build_scheduler(),
             vae=_build_autoencoder(),
             text_encoder=_build_text_encoder(tokenizer),
             tokenizer=tokenizer,
@@ -84,7 +84,7 @@ def build_random_tiny_vision_chat(seed: int) -> tuple[Qwen2_5_VLForConditionalGe
     return model, processor
 
 
-def _build_scheduler() -> FlowMatchEulerDiscreteScheduler:
+def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
     """Returns the scheduler of the released models. Source: Qwen/Qwen-Image-Edit, scheduler_config.json."""
     return FlowMatchEulerDiscreteScheduler(
         shift=1.0,

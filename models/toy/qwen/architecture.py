@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageTransformer2DModel,
 )
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from physedit.models.qwen_processor import PictureProcessor
+from physedit.models.random_tiny_qwen import build_scheduler
 from physedit.models.toy.qwen.text import END_OF_TEXT, IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START, build_tokenizer
 
 PICTURE_PX = 64
@@ -45,27 +45,13 @@ def build_untrained_pipeline(vocabulary: Sequence[str], seed: int) -> QwenImageE
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return QwenImageEditPipeline(
-            scheduler=_build_scheduler(),
+            scheduler=build_scheduler(),
             vae=_build_autoencoder(),
             text_encoder=_build_text_encoder(tokenizer),
             tokenizer=tokenizer,
             processor=_build_processor(tokenizer),
             transformer=_build_transformer(),
         )
-
-
-def _build_scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """Returns the scheduler of the released model. Source: Qwen/Qwen-Image-Edit, scheduler_config.json."""
-    return FlowMatchEulerDiscreteScheduler(
-        shift=1.0,
-        use_dynamic_shifting=True,
-        base_image_seq_len=256,
-        max_image_seq_len=8192,
-        base_shift=0.5,
-        max_shift=0.9,
-        shift_terminal=0.02,
-        time_shift_type="exponential",
-    )
 
 
 def _build_autoencoder() -> AutoencoderKLQwenImage:
