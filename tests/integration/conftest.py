@@ -1,10 +1,11 @@
 """Runs of the smoke experiment: real classes with random weights, 8 steps, inside this process or as a command."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.runs import smoke_overrides
+from tests.support.wandb_server import KEY, WandbServer, wandb_server
 
 from physedit.train import preflight, sft
 from physedit.train.compose import compose_config
@@ -33,3 +34,17 @@ def run_smoke(world: Path, tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return run
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """A server of wandb's that this process' client is told of; without the key of whoever runs this."""
+    import wandb
+
+    wandb.teardown()  # a client that is at work keeps the address it was started with
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb_server() as served:
+        monkeypatch.setenv("WANDB_BASE_URL", served.base_url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        yield served
+        wandb.teardown()

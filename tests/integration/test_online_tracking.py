@@ -5,14 +5,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import wandb
 from tests.support.runs import metrics_of, smoke_overrides
-from tests.support.wandb_server import KEY, WandbServer, wandb_server
+from tests.support.wandb_server import WandbServer
 from typer.testing import CliRunner
 
 from physedit.train.cli import app
@@ -22,18 +21,6 @@ from physedit.train.metrics_file import MetricsFile
 from physedit.train.tracker import Wandb
 
 STEPS = list(range(1, 9))
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """A server that this process' client is told of; without the key of whoever runs this."""
-    wandb.teardown()  # a client that is at work keeps the address it was started with
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    with wandb_server() as served:
-        monkeypatch.setenv("WANDB_BASE_URL", served.base_url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield served
-        wandb.teardown()
 
 
 def train(world: Path, root: Path, *more: str) -> int:

@@ -31,6 +31,8 @@ OFTEN = {"WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "0.05"}
 def start(world: Path, root: Path, signal_at: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     given = [each for each in smoke_overrides(world, root, "run", SETTINGS) if each != "tracker=none"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SIGNAL_AT": signal_at, "WANDB_SILENT": "true", **variables}
+    # That of a client in this process, which would hold a killed run as one in use.
+    environment.pop("WANDB_SERVICE", None)
     command = [sys.executable, str(Path(signalled_train.__file__)), *given]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 

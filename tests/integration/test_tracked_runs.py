@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import wandb
 from tests.support.wandb_server import KEY, WandbServer, wandb_server
 
 from physedit.eval_hooks.hook import EvalReport, LateContext
@@ -22,18 +21,6 @@ EVALUATED = (
     "tracker=wandb", "tracker.mode=online", "tracker.group=ranks", "tracker.tags=[toy,scenes]", "eval=scenes",
     "eval.scenes.num_steps=1", "eval.scenes.limit=2", "log_every=8",
 )  # fmt: skip
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """A server that this process' client is told of."""
-    wandb.teardown()  # a client that is at work keeps the address it was started with
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    with wandb_server() as served:
-        monkeypatch.setenv("WANDB_BASE_URL", served.base_url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield served
-        wandb.teardown()
 
 
 def test_runs_are_grouped_and_share_a_run_of_their_base(server: WandbServer, run_smoke: Callable[..., Path]):
