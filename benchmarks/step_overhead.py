@@ -183,10 +183,9 @@ def events_of(config: DictConfig, trainer: Trainer, store: CheckpointStore, fold
     bar = ProgressBar(FOREVER, 0, trainer.global_batch, is_main=True)
     asking = Asking(trainer.processes, Pace(trainer.processes), StopFlag(), RequestFiles(folder))
     events = RunEvents(
-        policy=policy, trainer=trainer, folder=folder, store=store, hooks=[],
-        runner=HookRunner(trainer, folder, folder / "base", asking, bar.hook),
-        metrics_file=MetricsFile(folder / "metrics.jsonl"), tracker=NoTracker(), bar=bar, asking=asking, uploads=None,
-        late=LateReports(folder, folder / "base", bar.late),
+        policy=policy, trainer=trainer, folder=folder, store=store, hooks=[], tracker=NoTracker(), bar=bar,
+        asking=asking, runner=HookRunner(trainer, folder, folder / "base", asking, bar.hook), uploads=None,
+        metrics_file=MetricsFile(folder / "metrics.jsonl"), late=LateReports(folder, folder / "base", bar.late),
     )  # fmt: skip
     events.save = lambda progress: None  # type: ignore[method-assign]  # noqa: ARG005
     return events
