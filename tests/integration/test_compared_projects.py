@@ -1,14 +1,14 @@
 """``physedit compare --wandb`` by wandb's own client, over runs that the trainer sent to a server."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import wandb
 from tests.support.judge_server import failing, judge_server
 from tests.support.runs import metrics_of
-from tests.support.wandb_server import KEY, WandbServer, wandb_server
+from tests.support.wandb_server import WandbServer
 from typer.testing import CliRunner
 
 from physedit.train.cli import app
@@ -24,17 +24,11 @@ KEYS = ("scenes/physics_acc", "scenes/psnr")
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WandbServer]:
-    """A server that this process' client is told of."""
-    wandb.teardown()  # a client that is at work keeps the address it was started with
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def server(server: WandbServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WandbServer:
+    """What is read of the server is kept apart from other tests', and tables are wide enough for it."""
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb_cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    with wandb_server() as served:
-        monkeypatch.setenv("WANDB_BASE_URL", served.base_url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield served
-        wandb.teardown()
+    return server
 
 
 def compared(out: Path, *options: str) -> dict[str, object]:

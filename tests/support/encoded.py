@@ -11,6 +11,7 @@ from PIL import Image
 
 from physedit.data_loaders.buckets import find_buckets
 from physedit.data_loaders.encoded import EncodedRows, TextSource
+from physedit.data_loaders.loader import PositionedBatch, Share, TrainingBatches
 from physedit.data_loaders.mixture import members_of
 from physedit.data_loaders.pairs import Pairs
 from physedit.data_loaders.sample import PromptLevel
@@ -94,3 +95,13 @@ def same_contents(first: Path, second: Path) -> bool:
         entry.keys() == two[key].keys() and all(torch.equal(value, two[key][name]) for name, value in entry.items())
         for key, entry in one.items()
     )
+
+
+def micro_batches(
+    task: Filling, encoded: EncodedRows | None = None, *, size: int, stop: int, num_workers: int = 0
+) -> list[PositionedBatch]:
+    """Reads a run's micro batches of ``size`` up to position ``stop``: from the cache, or live without one."""
+    run = TrainingBatches(
+        task.dataset, task.plan, share=Share(size), stop_position=stop, encoded=encoded, num_workers=num_workers
+    )
+    return list(run)

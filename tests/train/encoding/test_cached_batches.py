@@ -10,6 +10,7 @@ from tests.support.encoded import (
     counted,
     fill_alone,
     filling,
+    micro_batches,
     some_pairs,
     write_pairs,
     write_picture,
@@ -34,9 +35,8 @@ def test_cached_batches_are_the_live_ones_bit_for_bit_over_shuffled_epochs(
     task = filling(editor, tmp_path / "data", tmp_path / "cache", micro_batch=2)
     rows, counts = fill_alone(task)
     assert counted(counts) == (8, 0, 0)
-    run: dict[str, Any] = {"share": Share(2), "stop_position": 24}
-    cached = list(TrainingBatches(task.dataset, task.plan, **run, encoded=rows, num_workers=num_workers))
-    live = list(TrainingBatches(task.dataset, task.plan, **run))
+    cached = micro_batches(task, rows, size=2, stop=24, num_workers=num_workers)
+    live = micro_batches(task, size=2, stop=24)
     assert len(cached) == len(live) == 12
     padded = [assert_same(editor, one, two) for one, two in zip(cached, live, strict=True)]
     if isinstance(editor, QwenImageEdit):
@@ -65,12 +65,8 @@ def test_references_are_cached_with_their_pair_in_bfloat16(tmp_path: Path) -> No
     task = filling(editor, tmp_path / "data", tmp_path / "cache", micro_batch=2, references=("more",))
     rows, counts = fill_alone(replace(task, num_workers=2))
     assert counted(counts) == (4, 0, 0)
-    run: dict[str, Any] = {"share": Share(2), "stop_position": 8}
-    for one, two in zip(
-        TrainingBatches(task.dataset, task.plan, **run, encoded=rows),
-        TrainingBatches(task.dataset, task.plan, **run),
-        strict=True,
-    ):
+    cached, live = micro_batches(task, rows, size=2, stop=8), micro_batches(task, size=2, stop=8)
+    for one, two in zip(cached, live, strict=True):
         assert_same(editor, one, two)
         assert len(one.batch.latents[0]) == 5  # target, two sources, change, time shift
         assert one.batch.latents[0]["source_1"].dtype == torch.bfloat16
@@ -86,12 +82,8 @@ def test_broken_row_has_the_same_stand_in_as_in_the_live_run(editor: Editor, tmp
     task = filling(editor, tmp_path / "data", tmp_path / "cache", micro_batch=5)
     rows, counts = fill_alone(task)
     assert counted(counts) == (4, 0, 1)
-    run: dict[str, Any] = {"share": Share(5), "stop_position": 10}
-    for one, two in zip(
-        TrainingBatches(task.dataset, task.plan, **run, encoded=rows),
-        TrainingBatches(task.dataset, task.plan, **run),
-        strict=True,
-    ):
+    cached, live = micro_batches(task, rows, size=5, stop=10), micro_batches(task, size=5, stop=10)
+    for one, two in zip(cached, live, strict=True):
         assert_same(editor, one, two)
         assert [(row.index, row.reason) for row in one.dropped] == [(row.index, row.reason) for row in two.dropped]
         assert [row.index for row in one.dropped] == [2]

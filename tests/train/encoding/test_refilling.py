@@ -12,13 +12,13 @@ from tests.support.encoded import (
     counted,
     fill_alone,
     filling,
+    micro_batches,
     some_pairs,
     write_pairs,
     write_picture,
 )
 from tests.support.memory_editors import Editor
 
-from physedit.data_loaders.loader import Share, TrainingBatches
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DatasetRowError
 from physedit.models.backbone import conditioning_of
@@ -31,12 +31,9 @@ def refill(editor: Editor, folder: Path) -> tuple[int, int, int]:
     rows, counts = fill_alone(filling(editor, folder / "data", folder / "cache"))
     task = filling(editor, folder / "data", folder / "fresh")
     fresh, _ = fill_alone(task)
-    run: dict[str, Any] = {"share": Share(1), "stop_position": 2 * len(task.dataset)}
-    for one, two in zip(
-        TrainingBatches(task.dataset, task.plan, **run, encoded=rows),
-        TrainingBatches(task.dataset, task.plan, **run, encoded=fresh),
-        strict=True,
-    ):
+    stop = 2 * len(task.dataset)
+    read = micro_batches(task, rows, size=1, stop=stop), micro_batches(task, fresh, size=1, stop=stop)
+    for one, two in zip(*read, strict=True):
         assert one.batch.sample_ids == two.batch.sample_ids
         for first, second in ((one.batch.latents, two.batch.latents), (one.batch.texts, two.batch.texts)):
             assert all(torch.equal(first[0][name], value) for name, value in second[0].items())
@@ -97,7 +94,7 @@ def test_entry_damaged_while_training_drops_its_row_by_name(editor: Editor, fill
     rows, _ = fill_alone(task)
     (file,) = (filled / "cache").glob("*.data")
     os.truncate(file, file.stat().st_size - 1)  # before it is mapped
-    read = list(TrainingBatches(task.dataset, task.plan, share=Share(1), stop_position=5, encoded=rows))
+    read = micro_batches(task, rows, size=1, stop=5)
     (dropped,) = [row for micro in read for row in micro.dropped]
     assert dropped.reason == RowProblem.DAMAGED_ENTRY
     (stand_in,) = [micro.batch for micro in read if micro.dropped]
@@ -112,7 +109,7 @@ def test_cache_of_which_nothing_can_be_read_stops_the_run(editor: Editor, filled
     (file,) = (filled / "cache").glob("*.data")
     os.truncate(file, 0)
     with pytest.raises(DatasetRowError, match="No entry of the encoded cache can be read"):
-        list(TrainingBatches(task.dataset, task.plan, share=Share(1), stop_position=5, encoded=rows))
+        micro_batches(task, rows, size=1, stop=5)
 
 
 def test_row_that_cannot_be_decoded_is_dropped_by_name(editor: Editor, filled: Path) -> None:
@@ -143,5 +140,5 @@ def test_not_a_number_is_dropped_with_the_name_of_its_row(
     assert dropped.index == bad
     assert "metadata.jsonl, row 2: its encoded target holds NaN" in dropped.message
     assert all(value.isfinite().all() for entry in contents(filled / "other").values() for value in entry.values())
-    read = list(TrainingBatches(task.dataset, task.plan, share=Share(1), stop_position=5, encoded=rows))
+    read = micro_batches(task, rows, size=1, stop=5)
     assert [row.index for micro in read for row in micro.dropped] == [bad]
