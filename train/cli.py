@@ -76,6 +76,7 @@ def train(
     from physedit.train import launching, preflight, sft
     from physedit.train.console import print_results
     from physedit.train.loop import NonFiniteLoss
+    from physedit.train.processes import leaving_last
     from physedit.train.signals import Stopped, stop_on_signal
 
     command = launching.command_of_parent()
@@ -97,8 +98,11 @@ def train(
         except Stopped as stopped:
             logging.getLogger(__name__).warning("%s Run the same command again to go on.", stopped)
             raise SystemExit(stop.exit_code) from None
-        except (NonFiniteLoss, JudgeUnavailable, FailedElsewhere) as error:
+        except (NonFiniteLoss, JudgeUnavailable) as error:
             fail(str(error), 1)
+        except FailedElsewhere as error:
+            with leaving_last():
+                fail(str(error), 1)
     if is_rank_0():
         print_results(Path(str(config.output_root)) / str(config.run_name), reports)
 

@@ -9,6 +9,7 @@ it, so that none begins one that another will not make.
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -23,15 +24,13 @@ from torch import nn
 from physedit.eval_hooks.ranks import FailedElsewhere
 from physedit.train import watch
 from physedit.train.signals import Stopped
-from physedit.train.watch import STOPPED, OutOfStep, Watch
+from physedit.train.watch import FAILED, STOPPED, OutOfStep, Watch
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _WAIT, _PASS = "wait", "pass"
 """Where ranks meet: in a wait, and before a forward pass in which all of them take part."""
-_SECONDS_TO_EXPLAIN = 5.0
-"""Ours: how long a rank before a pass gives another, which waits elsewhere, to tell that it has failed."""
 
 
 def end_with_launcher() -> None:
@@ -60,6 +59,19 @@ def _follow(launcher: int) -> None:
     time.sleep(watch.GRACE_S)
     logger.error("The launcher of this process is gone, and so it ends.")
     os._exit(1)
+
+
+@contextmanager
+def leaving_last() -> Iterator[None]:
+    """Around the end of a rank that leaves because another has failed: the launcher is to see that one end first.
+
+    It names the first that ends, and ends the others by SIGTERM.
+    """
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(watch.GRACE_S)
 
 
 class Processes:
@@ -167,7 +179,7 @@ class Processes:
     def tell_failure(self, error: BaseException) -> None:
         """Tells the other ranks that this one ends because of ``error``."""
         if self._watch is not None:
-            self._watch.tell("failed", self._quoted(error))
+            self._watch.tell(FAILED, self._quoted(error))
             self._watch.stop()
 
     def close(self) -> None:
@@ -182,7 +194,7 @@ class Processes:
         self._num_waits += 1
         place = f"{self._scope}/{self._num_waits}"
         elsewhere = (f"{place}/{_PASS if kind == _WAIT else _WAIT}", f"{self._scope}/done")
-        patience_s = _SECONDS_TO_EXPLAIN if kind == _PASS else 0.0
+        patience_s = watch.EXPLAIN_S if kind == _PASS else 0.0
         self._watch.gather(
             f"{place}/{kind}", gave_up=f"{self._scope}/gave_up", elsewhere=elsewhere, patience_s=patience_s
         )

@@ -21,9 +21,13 @@ LOST_AFTER_S = 40.0
 """Ours: a rank without a beat for so long is gone. Longer than any one call that keeps Python's other threads out."""
 GRACE_S = 10.0
 """Ours: how long a rank that must end has to leave by itself, which it cannot from within a collective."""
+EXPLAIN_S = 15.0
+"""Ours: how long a rank before a pass gives another, which waits elsewhere, to tell that it has failed."""
 _LONGEST_PAUSE_S = 0.25
 STOPPED = "stopped"
 """The word that a rank leaves where it was stopped, instead of one about its failure."""
+FAILED = "failed"
+"""Where a rank that ends leaves word why."""
 _T = TypeVar("_T")
 
 
@@ -79,6 +83,8 @@ class Watch:
                 raise FailedElsewhere(f"Another process failed. {told}")
             if stopped is not None and self.told(stopped) == STOPPED:
                 raise Stopped("Stopped with another process; what there is so far is kept.")
+            if is_elsewhere and (told := self.told(FAILED)) is not None:
+                raise FailedElsewhere(f"Another process failed. {told}")
             if is_elsewhere and deadline is None:
                 deadline = time.monotonic() + patience_s
             if deadline is not None and time.monotonic() >= deadline:
@@ -147,8 +153,8 @@ class Watch:
             os._exit(1)
 
     def _found_lost(self) -> str | None:
-        if self._beats.check(["failed"]):
-            return f"Another process failed. {self._beats.get('failed').decode()}"
+        if self._beats.check([FAILED]):
+            return f"Another process failed. {self._beats.get(FAILED).decode()}"
         now = time.monotonic()
         for rank in range(self._num):
             if rank == self._rank:

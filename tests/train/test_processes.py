@@ -27,7 +27,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def join(rank: int, port_file: Path, timeout_s: float = TIMEOUT_S) -> Processes:
-    watch.BEAT_S, watch.LOST_AFTER_S, watch.GRACE_S = 0.2, 2.0, 1.0
+    watch.BEAT_S, watch.LOST_AFTER_S, watch.GRACE_S, watch.EXPLAIN_S = 0.2, 2.0, 1.0, 4.0
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", _port(rank, port_file), 2, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=timeout_s))
