@@ -7,6 +7,9 @@
 process, DDP over gloo (``launch=cpu_ddp2``). Runs are in turns. The rate is the one that a run writes to metrics.jsonl
 itself, the median of its windows without the first; a round's ratio is of the two runs beside each other in time. The
 two processes need a core each: beside other work the ratio says what was left of them.
+
+No row comes twice. An editor keeps what it has encoded, and in a second epoch one process finds all of it, each of two
+only the half that it has had before: with 400 rows for 640 samples the two encoded 29 % more than the one.
 """
 
 import argparse
@@ -49,8 +52,9 @@ def trained(run: Path, processes: int, batch: int, steps: int, *, world: Path) -
     """Trains, and returns samples a second by the run's own clock."""
     overrides = [
         "experiment=demo", LAUNCHES[processes], "eval=none", "eval_steps=[]", "best_metric=null", "tracker=none",
-        f"run_name={run.name}", f"output_root={run.parent}", f"scenes.folder={world}", "scenes.num_train=400",
-        f"num_steps={steps}", f"log_every={LOG_EVERY}", f"global_batch={batch}", f"micro_batch={batch // processes}",
+        f"run_name={run.name}", f"output_root={run.parent}", f"scenes.folder={world}",
+        f"scenes.num_train={batch * steps}", f"num_steps={steps}", f"log_every={LOG_EVERY}", f"global_batch={batch}",
+        f"micro_batch={batch // processes}",
     ]  # fmt: skip
     command = [str(Path(sys.executable).parent / "physedit"), "train", *overrides]
     done = subprocess.run(
