@@ -79,7 +79,7 @@ def test_patience_ends():
         started = time.monotonic()
         with pytest.raises(VisionUnavailable, match="loading the model"):
             client_of(server, patience_s=0.3).ask(QUESTION)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     assert len(server.asked) > 3
     overloaded = Reply(status=429, error=BUSY, headers={"Retry-After": "4000"})
     with judge_server([overloaded], FINE) as server, pytest.raises(VisionUnavailable, match="4000 s"):

@@ -1,11 +1,7 @@
-"""Bad input ends in one paragraph and exit code 2, within seconds, with nothing written."""
-
-import time
+"""Bad input ends in one paragraph and exit code 2, with nothing written. benchmarks/refusals.py measures how soon."""
 
 import pytest
 from tests.support.runs import physedit
-
-LIMIT_S = 5.0
 
 REFUSED = [
     (["experiment=demo", "optimiser.lr=1"], ["optimiser.lr", "optimizer"]),
@@ -19,15 +15,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=[" ".join(o) for o, _ in REFUSED])
-def test_bad_input_is_refused_at_once(tmp_path, overrides, words):
-    started = time.monotonic()
+def test_bad_input_is_refused_in_one_line(tmp_path, overrides, words):
     result = physedit("train", *overrides, cwd=tmp_path)
-    seconds = time.monotonic() - started
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     for word in words:
         assert word in result.stderr
     assert list(tmp_path.iterdir()) == [], "something was written"
-    # The promise is 5 s on an idle machine; three times that allows for a loaded one. benchmarks/refusals.py times it.
-    assert seconds < 3 * LIMIT_S

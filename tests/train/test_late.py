@@ -69,7 +69,7 @@ def test_a_close_ends_what_is_under_way_and_leaves_it_open(tmp_path: Path) -> No
     started = time.monotonic()
     late.wait(lambda: True)
     late.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert (hook.steps, late.arrived(), late.open_steps) == ([], [], {2})
     assert not [each for each in threading.enumerate() if each.name == "physedit-judging"]
     LateReports(tmp_path, tmp_path).close()

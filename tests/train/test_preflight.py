@@ -1,7 +1,6 @@
 """What is wrong with the inputs of a run is said before anything is loaded, and together."""
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,8 @@ def test_all_that_is_wrong_is_said_at_once_before_any_weight_is_opened(world, tm
     wrong = [
         f"eval.scenes.benchmark={benchmark}", "data.path=no/pairs", "backbone.weights=./no/weights", "optimizer.lr=-1",
     ]  # fmt: skip
-    started = time.monotonic()
     with pytest.raises(ConfigError) as refused:
         check(world, tmp_path, *wrong)
-    assert time.monotonic() - started < 5
     said = str(refused.value)
     assert said.startswith("4 things are wrong. (1) ")
     for words in ("benchmark.parquet, row 4: input_image holds no picture", "no/pairs", "no/weights", "optimizer"):
