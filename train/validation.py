@@ -119,11 +119,21 @@ def _check_value(key: str, value: object, hint: Any) -> None:
 
 
 def _check_items(key: str, values: ListConfig, hint: Any) -> None:
+    lengths = {_length(each) for each in _alternatives(hint) if each is not type(None)}
+    if None not in lengths and len(values) not in lengths:
+        expected = " or ".join(str(length) for length in sorted(filter(None, lengths)))
+        raise ConfigError(f"{key}={list(values)} has {len(values)} items, but {expected} are expected.")
     for each in _alternatives(hint):
         arguments = [argument for argument in typing.get_args(each) if argument is not Ellipsis]
         if typing.get_origin(each) in (list, tuple, Sequence) and len(set(arguments)) == 1:
             for position, value in enumerate(values):
                 _check_value(f"{key}[{position}]", value, arguments[0])
+
+
+def _length(hint: Any) -> int | None:
+    """Returns how many items a tuple of this annotation has, or None if any number may do."""
+    arguments = typing.get_args(hint)
+    return len(arguments) if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments else None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

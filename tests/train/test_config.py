@@ -90,6 +90,8 @@ REFUSED = [
     (["experiment=demo", "optimizer=null"], ["optimizer"]),
     (["experiment=demo", "~seed"], ["seed"]),
     (["experiment=demo", "optimizer.betas=0.9"], ["optimizer.betas"]),
+    (["experiment=demo", "optimizer.betas=[0.9]"], ["optimizer.betas=[0.9] has 1 items, but 2 are expected"]),
+    (["experiment=demo", "optimizer.betas=[0.9,0.99,0.9]"], ["optimizer.betas", "3 items, but 2"]),
     (["experiment=demo", "tracker._target_=physedit.train.tracker"], ["no class tracker"]),
     (["experiment=demo", "tracker._target_=physedit.train.checkpoint.save_file"], ["no class save_file"]),
     ([], ["No value for", "run_name"]),

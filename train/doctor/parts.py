@@ -19,7 +19,7 @@ from physedit.models.qwen_positions import positions_are_lost
 from physedit.models.weights import RANDOM_TINY, TOY, cached_snapshot, find_weights
 from physedit.train.assemble import add_lora, build_checked, check_backbone, outline_of
 from physedit.train.doctor.finding import Finding, error, ok, refusal, warning
-from physedit.train.optim import build_optimizer
+from physedit.train.optim import check_optimizer
 from physedit.train.preflight import check_levels, check_references, is_yet_to_be_written, paths_of
 
 _NUM_ROWS_TRIED = 64
@@ -51,7 +51,7 @@ def check_components(config: DictConfig) -> Finding:
     try:
         for name in ("objective", "schedule", "tracker"):
             build_checked(name, config[name])
-        build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1, 1))])
+        check_optimizer(config.optimizer)
     except ValueError as refused:
         return refusal("components", refused)
     return ok("components", "objective, schedule, tracker and optimizer can be built")
