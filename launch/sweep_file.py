@@ -66,10 +66,6 @@ class Metric:
     name: str
     goal: Literal["minimize", "maximize"]
 
-    def is_better(self, value: float, other: float) -> bool:
-        """True if ``value`` is strictly better than ``other``."""
-        return value > other if self.goal == "maximize" else value < other
-
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
