@@ -121,8 +121,9 @@ class EvalContext:
         barrier: waits for all ranks; called by every rank.
         progress: called with (done, total, label) after every batch of edits.
         device: where the denoiser lies.
-        adapter_id: identifies the adapter's weights (``weights_digest``), equal on every rank; edits made by other
-            weights are never taken for this adapter's. Empty if unknown: then no earlier edit is reused.
+        adapter_id: tells the adapter from others, by its weights (``weights_digest``) and what else makes its edits;
+            equal on every rank. Edits made by another are never taken for this one's. Empty if unknown: then no earlier
+            edit is reused.
         adapter_file: the adapter on disk, as diffusers LoRA safetensors, for programs of their own; None for the base.
     """
 

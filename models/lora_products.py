@@ -35,3 +35,9 @@ def compute_in(denoiser: nn.Module, dtype: torch.dtype, *, adapter_name: str) ->
         layer.cast_input_dtype_enabled = False
         for matrices in (layer.lora_A, layer.lora_B):
             matrices[adapter_name] = RoundedProduct(matrices[adapter_name], dtype)
+
+
+def compute_dtype_of(denoiser: nn.Module) -> torch.dtype:
+    """Returns what a model's adapter multiplies in: float32 where ``compute_in`` was not called."""
+    rounded = next((module for module in denoiser.modules() if isinstance(module, RoundedProduct)), None)
+    return torch.float32 if rounded is None else rounded.compute_dtype

@@ -1,8 +1,15 @@
-"""An adapter's settings, from the config of a run."""
+"""An adapter's settings, from the config of a run, and what tells one adapter from another."""
 
+from collections.abc import Mapping
+
+import torch
 from omegaconf import DictConfig
+from torch import Tensor, nn
 
+from physedit.eval_hooks.files import digest_of
+from physedit.eval_hooks.hook import weights_digest
 from physedit.models.lora import LoraSettings
+from physedit.models.lora_products import compute_dtype_of
 from physedit.models.parts import DTYPES
 
 
@@ -17,3 +24,9 @@ def lora_settings(config: DictConfig) -> LoraSettings:
         use_rslora=bool(wanted.use_rslora),
         compute_dtype=DTYPES[str(wanted.compute_dtype)],
     )
+
+
+def adapter_id(denoiser: nn.Module, weights: Mapping[str, Tensor]) -> str:
+    """Returns a hash of an adapter's weights, and of the dtype in which ``denoiser`` multiplies where not float32."""
+    dtype, digest = compute_dtype_of(denoiser), weights_digest(weights)
+    return digest if dtype == torch.float32 else digest_of({"weights": digest, "compute_dtype": str(dtype)})

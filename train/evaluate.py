@@ -4,17 +4,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 
-from physedit.eval_hooks.files import digest_of, write_json
-from physedit.eval_hooks.hook import EvalContext, EvalReport, weights_digest
+from physedit.eval_hooks.files import write_json
+from physedit.eval_hooks.hook import EvalContext, EvalReport
 from physedit.eval_hooks.report import write_html_report
 from physedit.models.adapter_file import AdapterFormat, check_fit
 from physedit.models.backbone import Backbone
 from physedit.models.lora import adapter_state, preset_targets, without_adapter
 from physedit.models.lora_targets import matching_layers, shortened
-from physedit.train.adapter_settings import lora_settings
+from physedit.train.adapter_settings import adapter_id, lora_settings
 from physedit.train.assemble import build_checked, build_hooks, start_processes, write_scenes
 from physedit.train.config import ConfigError
 from physedit.train.processes import Processes
@@ -54,8 +53,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
         for hook in hooks:
             hook.check()
         backbone: Backbone = build_checked("backbone", config.backbone)
-        compute_dtype = lora_settings(config).compute_dtype
-        attach(backbone, _as_asked(read_saved(adapter), backbone, config), compute_dtype)
+        attach(backbone, _as_asked(read_saved(adapter), backbone, config), lora_settings(config).compute_dtype)
         backbone.to(accelerator.device)
         out.mkdir(parents=True, exist_ok=True)
         context = EvalContext(
@@ -69,7 +67,7 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
             world_size=accelerator.num_processes,
             barrier=processes.wait,
             device=accelerator.device,
-            adapter_id=_adapter_id(backbone, compute_dtype),
+            adapter_id=adapter_id(backbone.denoiser, adapter_state(backbone.denoiser)),
             adapter_file=adapter,
         )
         reports = [hook.run(context) for hook in hooks]
@@ -77,14 +75,6 @@ def evaluate(config: DictConfig, checkpoint: Path, out: Path, step: int) -> list
             write_json(out / "summary.json", summarize(str(config.run_name), reports, best_rule(config)))
             write_html_report(out, reports, title=f"{config.run_name}, {adapter.resolve().parent.parent.name}")
     return reports
-
-
-def _adapter_id(backbone: Backbone, compute_dtype: torch.dtype) -> str:
-    """Returns a hash of the weights, and of the dtype of their products where it is not float32."""
-    weights = weights_digest(adapter_state(backbone.denoiser))
-    if compute_dtype == torch.float32:
-        return weights
-    return digest_of({"weights": weights, "compute_dtype": str(compute_dtype)})
 
 
 def _as_asked(saved: SavedAdapter, backbone: Backbone, config: DictConfig) -> SavedAdapter:

@@ -5,9 +5,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, LateHook, weights_digest
+from physedit.eval_hooks.hook import EvalContext, EvalHook, EvalReport, LateHook
 from physedit.models.adapter_file import ADAPTER_FILE
 from physedit.models.lora import without_adapter
+from physedit.train.adapter_settings import adapter_id
 from physedit.train.asking import Asking
 from physedit.train.checkpoint import step_name
 from physedit.train.loop import Trainer
@@ -35,12 +36,12 @@ class HookRunner:
             Stopped: the run was asked to stop meanwhile.
         """
         engine, average, denoiser = self.trainer.engine, self.trainer.average, self.trainer.backbone.denoiser
-        adapter_id = weights_digest(engine.adapter() if average is None else average.values)
+        identity = adapter_id(denoiser, engine.adapter() if average is None else average.values)
         passes = denoiser if engine.passes_take_all_ranks else None
         with nullcontext() if average is None else engine.swapped(average.values):
-            return self.trainer.processes.attempt(lambda: _evaluated(hook, self._context(step, adapter_id)), passes)
+            return self.trainer.processes.attempt(lambda: _evaluated(hook, self._context(step, identity)), passes)
 
-    def _context(self, step: int, adapter_id: str) -> EvalContext:
+    def _context(self, step: int, identity: str) -> EvalContext:
         backbone, accelerator = self.trainer.backbone, self.trainer.accelerator
         adapter = self.folder / "checkpoints" / step_name(step) / "adapter" / ADAPTER_FILE
         return EvalContext(
@@ -55,7 +56,7 @@ class HookRunner:
             barrier=self.trainer.processes.wait,
             progress=self._tell,
             device=accelerator.device,
-            adapter_id=adapter_id,
+            adapter_id=identity,
             adapter_file=None if step == 0 else adapter,
         )
 

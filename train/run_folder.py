@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from physedit.eval_hooks.files import read_json, read_steps, write_json, write_text
 from physedit.train.build import build
 from physedit.train.checkpoint import check_reachable, step_folders
-from physedit.train.config import ConfigError, one_line
+from physedit.train.config import ConfigError, TrainConfig, one_line
 from physedit.train.optim import Schedule
 
 logger = logging.getLogger(__name__)
@@ -227,8 +227,10 @@ def _check_never_saved(folder: Path) -> None:
 
 
 def _check_same_run(folder: Path, saved: Mapping[str, object], config: DictConfig) -> None:
-    before = _flat(dict(saved))
     now = _flat(OmegaConf.to_container(config, resolve=True))
+    # A setting that is newer than the run was what it is by default.
+    defaults = _flat(OmegaConf.to_container(OmegaConf.structured(TrainConfig)))
+    before = {key: value for key, value in defaults.items() if key in now} | _flat(dict(saved))
     changed = [
         f"{key} was {before.get(key)}, is {now.get(key)}"
         for key in sorted(before.keys() | now.keys())

@@ -96,7 +96,13 @@ def editor_config(adapter: Path | None, overrides: Sequence[str], config_dir: Pa
             f"{found}, so nothing says which editor is meant. Choose one with backbone=NAME "
             f"({', '.join(options('backbone'))}) and, for weights of your own, backbone.weights=FOLDER."
         )
-    return compose_config([*(() if is_recipe else _UNUSED), *overrides], config_dir=config_dir)
+    config = compose_config([*(() if is_recipe else _UNUSED), *overrides], config_dir=config_dir)
+    if adapter is not None and (config.backbone.get("dtype"), config.adapter.compute_dtype) == ("bfloat16", "float32"):
+        logger.info(
+            "No run tells in what %s multiplies: float32. With adapter.compute_dtype=bfloat16 it edits as a stock "
+            "pipeline in bfloat16 does.", adapter
+        )  # fmt: skip
+    return config
 
 
 def check_saved(file: Path) -> None:

@@ -148,7 +148,10 @@ def test_an_adapter_of_a_run_brings_its_backbone(picture: Path, adapter: Path, t
         run("--adapter", tmp_path / "run", *usual(picture, tmp_path / "out"))
 
 
-def test_an_adapter_of_a_run_multiplies_in_the_dtype_that_it_was_trained_in(picture: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_run_multiplies_in_the_dtype_that_it_was_trained_in(
+    picture: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     editor = FluxKontext(weights="random_tiny", dtype="bfloat16", max_text_tokens=48, area_px=4096)
     file = write_adapter_of(editor, tmp_path / "adapter", LoraSettings(4, 6.0, compute_dtype=torch.bfloat16))
     trained = ("backbone.dtype=bfloat16", "adapter.compute_dtype=bfloat16")
@@ -157,7 +160,9 @@ def test_an_adapter_of_a_run_multiplies_in_the_dtype_that_it_was_trained_in(pict
     assert torch.equal(read_rgb(tmp_path / "of_run" / "tuned.png"), edited_by(editor, picture))
     assert json.loads((tmp_path / "of_run" / "edit.json").read_text())["adapter"]["compute_dtype"] == "bfloat16"
     loose = [*usual(picture, tmp_path / "loose"), *TINY, trained[0]]
+    assert "No run tells in what" not in caplog.text
     run("--adapter", file, *loose)
+    assert f"No run tells in what {file} multiplies: float32." in caplog.text
     tuned = (tmp_path / "loose" / "tuned.png").read_bytes()
     assert tuned != (tmp_path / "of_run" / "tuned.png").read_bytes()
     with pytest.raises(ConfigError, match="holds another edit"):

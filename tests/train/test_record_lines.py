@@ -10,8 +10,8 @@ from tests.support.full_disk import fill_disk
 
 from physedit.data_loaders.problems import RowProblem
 from physedit.data_loaders.sample import DroppedRow, Origin, RowName
-from physedit.train.cli import guarded
 from physedit.train.dropped import DroppedRows
+from physedit.train.guarded import guarded
 from physedit.train.metrics_file import MetricsFile
 from physedit.train.record_lines import RecordNotWritten, add_line
 

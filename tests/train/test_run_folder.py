@@ -46,6 +46,16 @@ def test_settings_that_change_steps_may_not(tmp_path: Path, change: str) -> None
         check_run_folder(compose_config([*asked, change]))
 
 
+def test_a_setting_that_is_newer_than_the_run_counts_as_its_default(tmp_path: Path) -> None:
+    asked, saved = started(tmp_path), tmp_path / "smoke/config.yaml"
+    config = OmegaConf.load(saved)
+    del config.adapter.compute_dtype
+    OmegaConf.save(config, saved)
+    check_run_folder(compose_config(asked))
+    with pytest.raises(ConfigError, match=r"adapter\.compute_dtype was float32, is bfloat16"):
+        check_run_folder(compose_config([*asked, "adapter.compute_dtype=bfloat16"]))
+
+
 def without_checkpoints(root: Path) -> tuple[list[str], Path]:
     """As ``started``, but with no ``checkpoints`` folder; returns the run folder too."""
     asked = started(root)
