@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from physedit.eval_hooks.picabench.answer_rows import answer_row, identity
 from physedit.eval_hooks.picabench.folder import EditedItem
 
 _TICK_S = 1.0
-_Row = Future[dict[str, object]]
+_LAST_ANSWERS_S = 2.0
+"""Ours: how long Ctrl-C waits for questions under way; a server may say nothing for minutes."""
+_Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,47 +81,69 @@ class Asking:
             found += [(opened, question) for question in questions]
         return found
 
+    @contextmanager
     def rows(
         self,
         questions: Sequence[tuple["Opened", Question]],
         workers: int,
         still_waiting: Callable[[], None] = lambda: None,
-    ) -> Iterator[dict[str, object]]:
-        """Yields the line of each question as soon as it has a verdict.
+    ) -> Iterator[Iterator[_Row]]:
+        """Has threads ask; inside, the line of each question comes as soon as it has a verdict.
 
-        ``still_waiting`` is called about once a second while no answer comes; what it raises ends the questions that
-        are under way.
+        ``still_waiting`` is called about once a second while no answer comes. What ends the block before the last line
+        has no further question be asked. An end of the process, which is no ``Exception``, has a judge on a server be
+        sent nothing more; Ctrl-C leaves what is under way there after two seconds.
         """
-        with ThreadPoolExecutor(max_workers=max(1, min(workers, len(questions)))) as pool:
-            finished: queue.SimpleQueue[_Row] = queue.SimpleQueue()
-            for opened, question in questions:
-                pool.submit(self._row, opened, question).add_done_callback(finished.put)
-            try:
-                for _ in questions:
-                    yield self._next(finished, still_waiting)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        waiting, finished = deque(questions), queue.SimpleQueue[_Row | BaseException]()
+        # The end of the process must not wait for a server that says nothing.
+        threads = [
+            threading.Thread(target=self._work, args=(waiting, finished), name="physedit-asking", daemon=True)
+            for _ in range(min(max(1, workers), len(questions)))
+        ]
+        until_s: float | None = None
+        try:
+            for thread in threads:
+                thread.start()
+            yield (self._next(finished, still_waiting) for _ in questions)
+        except BaseException as error:
+            if isinstance(self._judge, RemoteJudge) and not isinstance(error, Exception):
+                self._judge.stop()
+                if isinstance(error, KeyboardInterrupt):
+                    until_s = time.monotonic() + _LAST_ANSWERS_S
+            raise
+        finally:
+            waiting.clear()
+            _join(threads, until_s)
 
-    def _next(self, finished: "queue.SimpleQueue[_Row]", still_waiting: Callable[[], None]) -> dict[str, object]:
+    def _work(
+        self, waiting: deque[tuple["Opened", Question]], finished: "queue.SimpleQueue[_Row | BaseException]"
+    ) -> None:
         while True:
             try:
-                return finished.get(timeout=_TICK_S).result()
-            except queue.Empty:
-                self._tell(still_waiting)
+                opened, question = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                finished.put(self._row(opened, question))
+            except BaseException as error:
+                finished.put(error)
 
-    def _tell(self, still_waiting: Callable[[], None]) -> None:
-        try:
-            still_waiting()
-        except BaseException:
-            if isinstance(self._judge, RemoteJudge):
-                self._judge.stop()
-            raise
+    def _next(self, finished: "queue.SimpleQueue[_Row | BaseException]", still_waiting: Callable[[], None]) -> _Row:
+        while True:
+            try:
+                found = finished.get(timeout=_TICK_S)
+            except queue.Empty:
+                still_waiting()
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            return found
 
     def _is_open(self, each: Portrait, question: Question) -> bool:
         verdict = self._known.get(identity(each.picture, question, self._judge.judge_id))
         return not is_final(verdict, self._judge.protocol)
 
-    def _row(self, opened: "Opened", question: Question) -> dict[str, object]:
+    def _row(self, opened: "Opened", question: Question) -> _Row:
         verdict = self._verdict(opened, question)
         return answer_row(opened.portrait.picture, question, self._judge.judge_id, verdict)
 
@@ -182,6 +207,12 @@ class Opened:
             if self._num_left == 0:
                 self._image = None
             return image
+
+
+def _join(threads: Sequence[threading.Thread], until_s: float | None) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # it was started
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
 
 
 def with_time_left(progress: Callable[[int, int, str], None], total: int, label: str) -> Callable[[int], None]:

@@ -121,9 +121,12 @@ def judge_folder(
         def still_waiting() -> None:
             progress(done, len(questions), "judging")
 
-        with open_journal(out / f"items.{ranks.rank}.jsonl") as journal:
-            workers = max(settings.workers, judge.num_askers)
-            for row in asking[0].rows(questions, workers, still_waiting):
+        workers = max(settings.workers, judge.num_askers)
+        with (
+            open_journal(out / f"items.{ranks.rank}.jsonl") as journal,
+            asking[0].rows(questions, workers, still_waiting) as rows,
+        ):
+            for row in rows:
                 journal.write(json_line(row))
                 journal.flush()
                 if row["verdict"] != VerdictKind.UNSCORED.value:

@@ -126,8 +126,8 @@ def plan_judging(outputs: Outputs) -> JudgingPlan:
     everyone = portraits_of(outputs.folder, outputs.judge)
     asking = Asking(_FromCache(outputs.judge), known)
     opened = asking.open_questions(everyone)
-    rows = list(asking.rows(opened, os.cpu_count() or 1))
-    num_left = sum(row["verdict"] == VerdictKind.UNSCORED.value for row in rows)
+    with asking.rows(opened, os.cpu_count() or 1) as rows:
+        num_left = sum(row["verdict"] == VerdictKind.UNSCORED.value for row in rows)
     num_questions = sum(len(each.item.questions) for each in everyone)
     tokens_in, tokens_out, told = _tokens_of_a_question(outputs.out)
     judge, cost = outputs.judge, None

@@ -69,8 +69,11 @@ def _ask_all(
     asking = Asking(judge, known)
     questions = asking.open_questions(portraits)
     report = reporter_of(len(questions))
-    with open_journal(journal_path) as journal:
-        for done, row in enumerate(asking.rows(questions, max(workers, judge.num_askers)), start=1):
+    with (
+        open_journal(journal_path) as journal,
+        asking.rows(questions, max(workers, judge.num_askers)) as rows,
+    ):
+        for done, row in enumerate(rows, start=1):
             journal.write(json_line(row))
             journal.flush()
             report(done)
