@@ -48,7 +48,7 @@ _NO_KEY = "none"
 
 _LISTING_S, _LONGEST_WAIT_S = 20.0, 8.0
 """Longest wait for a server's list of models, and between two tries to get it."""
-_WAITS_BEFORE_PROBES_S = (0.0, 0.5, 1.0)
+_WAITS_OF_A_PROBE_S, _LONGEST_PROBE_S = (0.5, 1.0), 60.0
 _POLICY_CODES = frozenset({"content_filter", "content_policy_violation"})
 """Error codes of a 400 that speaks of this one request's content. Source: OpenAI's and Azure's API references."""
 
@@ -100,19 +100,23 @@ class VisionClient:
                 raise
 
     def answers(self, messages: Sequence[VisionMessage]) -> bool:
-        """True if a request is answered now, after a few tries where the server has a fault; takes no place.
+        """True if a request is answered within three tries, besides rate limits, which are waited for; takes no place.
 
-        Whatever goes wrong is False. Each try counts as any other request.
+        Raises:
+            VisionBudgetSpent: the budget of requests or money is spent.
         """
-        for wait_s in _WAITS_BEFORE_PROBES_S:
-            if self._gate.is_shut.wait(wait_s):
-                return False
+        until_s, num_failed = time.monotonic() + min(_LONGEST_PROBE_S, self.settings.patience_s), 0
+        while self._gate.pass_through():
             try:
                 outcome = self._try_once(messages)
-            except (VisionRequestError, VisionUnavailable):
+            except VisionRequestError:
                 return False
-            if isinstance(outcome, VisionReply) or outcome.trouble is not Trouble.FAULT:
-                return isinstance(outcome, VisionReply)
+            if isinstance(outcome, VisionReply):
+                return True
+            num_failed, hint_s = num_failed + (outcome.trouble is not Trouble.BUSY), outcome.hint_s or 0.0
+            if num_failed > len(_WAITS_OF_A_PROBE_S) or time.monotonic() + hint_s > until_s:
+                return False
+            self._wait(outcome, max(hint_s, _WAITS_OF_A_PROBE_S[max(0, num_failed - 1)]))
         return False
 
     def require_server(self, patience_s: float = 60.0) -> None:
@@ -155,8 +159,7 @@ class VisionClient:
         started, num_tries, num_faults = time.monotonic(), 0, 0
         failing_since_s: float | None = None
         while True:
-            self._gate.pass_through()
-            if self._gate.is_shut.is_set():
+            if not self._gate.pass_through():
                 raise VisionUnavailable(f"{self.settings.name} is not asked any more: this process was told to stop")
             num_tries += 1
             outcome = self._try_once(messages)

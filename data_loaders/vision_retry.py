@@ -83,10 +83,11 @@ class Gate:
     is_shut: threading.Event = field(default_factory=threading.Event)
     """Set once nothing is to be sent any more; ends all waits."""
 
-    def pass_through(self) -> None:
-        """Waits until the time that the server has asked for is over, or the gate is shut."""
+    def pass_through(self) -> bool:
+        """Waits until the time that the server has asked for is over; False if the gate is shut."""
         while (wait_s := self.open_at - time.monotonic()) > 0 and not self.is_shut.is_set():
             self.is_shut.wait(wait_s)
+        return not self.is_shut.is_set()
 
     def close_for(self, wait_s: float) -> None:
         """Makes everyone wait."""

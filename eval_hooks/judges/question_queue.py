@@ -99,13 +99,17 @@ class QuestionQueue:
             JudgeUnavailable: no other is answered either, or too many in a row have failed with none between.
         """
         with self._finding_out:
-            if self._answered_at_s is not None and self._answered_at_s > failing_since_s:
+            if self._has_answered_since(failing_since_s):
                 return
             self.raise_if_left(arrival)
             self._num_failed_in_a_row += 1
-            if self._num_failed_in_a_row > _MOST_FAILED_IN_A_ROW or not is_another_answered():
+            if self._num_failed_in_a_row <= _MOST_FAILED_IN_A_ROW and is_another_answered():
+                self._note_answer()
+            elif not self._has_answered_since(failing_since_s):  # nor was one while the probe failed
                 raise self.leave(error)
-            self._note_answer()
+
+    def _has_answered_since(self, at_s: float) -> bool:
+        return self._answered_at_s is not None and self._answered_at_s > at_s
 
     def leave(self, error: JudgeUnavailable) -> JudgeUnavailable:
         """Notes why the judge has left, and returns it; questions that come later may try again."""

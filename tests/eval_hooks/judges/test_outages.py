@@ -1,16 +1,18 @@
 """When a question fails by itself, and when the judge has left: through the real client, at every concurrency."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.support.judge_server import Asked, JudgeServer, Reply, failing, judge_server
+from tests.support.judge_server import Asked, JudgeServer, Reply, busy, failing, judge_server
 
 from physedit.data_loaders.sample import Box
 from physedit.eval_hooks.judges import question_queue
 from physedit.eval_hooks.judges.judge import JudgeQuestion, JudgeUnavailable, VerdictKind
 from physedit.eval_hooks.judges.openai_compatible import OpenAICompatibleJudge
+from physedit.eval_hooks.judges.question_queue import QuestionQueue
 
 PICTURE = torch.full((3, 64, 96), 128, dtype=torch.uint8)
 BOX = Box(100.0, 100.0, 300.0, 200.0)
@@ -41,7 +43,7 @@ def test_questions_that_wait_for_a_place_are_not_sent_once_the_judge_has_left(mo
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(ask, range(8)))
     # Two had their patience; a second round would have taken as many requests again.
-    assert len(server.asked) <= 2 * 3
+    assert len([asked for asked in server.asked if "grey" not in asked.texts[0]]) <= 2 * 2
 
 
 @pytest.mark.parametrize("status", [500, 503])
@@ -126,6 +128,69 @@ def test_a_server_that_answers_a_probe_alone_has_left_after_some_questions(monke
         with pytest.raises(JudgeUnavailable, match="HTTP 500"):
             judge.answer(PICTURE, QUESTION)
     assert kinds == [VerdictKind.ERROR] * 3
+
+
+HICCUPS = {
+    "429": busy(0.3),
+    "429 without a hint": failing(429),
+    "503": failing(503, "gateway"),
+    "cut off": Reply(cut="connection"),
+}
+
+
+@pytest.mark.parametrize("hiccups", [[each] for each in HICCUPS.values()] + [[busy(0.2)] * 4], ids=[*HICCUPS, "429s"])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_passing_hiccup_at_the_probe_is_no_outage(concurrency: int, hiccups: list[Reply]) -> None:
+    left, is_failing = list(hiccups), threading.Event()
+
+    def reply(asked: Asked) -> Reply:
+        if "Bad" in asked.texts[0]:
+            is_failing.set()
+            return failing(500)
+        return left.pop() if is_failing.is_set() and left else Reply()
+
+    with judge_server(always=reply) as server:
+        judge = judge_of(server, concurrency=concurrency, max_failures=1)
+        names = ["Good 1?", "Bad?", "Good 2?", "Good 3?"]
+        with ThreadPoolExecutor(judge.num_askers) as pool:
+            kinds = list(pool.map(lambda name: judge.answer(PICTURE, JudgeQuestion(name, BOX)).kind.value, names))
+    assert kinds == ["yes", "error", "yes", "yes"]
+    assert concurrency > 1 or not left
+
+
+def test_a_wait_that_is_asked_for_holds_for_the_probe_too() -> None:
+    script = [Reply(), failing(500), busy(0.6), Reply()]
+    with judge_server(script) as server:
+        judge = judge_of(server, concurrency=1, max_failures=1)
+        kinds = [judge.answer(PICTURE, JudgeQuestion(name, BOX)).kind for name in ("Good?", "Bad?")]
+    assert kinds == [VerdictKind.YES, VerdictKind.ERROR]
+    assert server.asked[3].at_s - server.asked[2].at_s >= 0.6
+
+
+def test_a_server_that_says_only_to_wait_has_left_after_the_probe() -> None:
+    with judge_server(always=busy(0.2)) as server, pytest.raises(JudgeUnavailable, match="slow down"):
+        judge_of(server, concurrency=1, patience_s=0.5).answer(PICTURE, QUESTION)
+
+
+def test_a_question_that_is_answered_while_the_probe_fails_is_proof_as_well() -> None:
+    queue, error = QuestionQueue(), JudgeUnavailable("broken")
+
+    def fails_while_another_is_answered() -> bool:
+        queue.count_answer()
+        return False
+
+    queue.verify_others_are_answered(error, time.monotonic(), queue.arrive(), fails_while_another_is_answered)
+    with pytest.raises(JudgeUnavailable, match="broken"):
+        queue.verify_others_are_answered(error, time.monotonic(), queue.arrive(), lambda: False)
+
+
+def test_a_budget_that_is_spent_before_the_probe_is_told_as_a_budget() -> None:
+    with judge_server([Reply(), failing(500)]) as server:
+        judge = judge_of(server, concurrency=1, max_failures=1, max_requests=2)
+        judge.answer(PICTURE, QUESTION)
+        with pytest.raises(JudgeUnavailable, match="max_requests"):
+            judge.answer(PICTURE, JudgeQuestion("Bad?", BOX))
+    assert len(server.asked) == 2
 
 
 def test_a_question_that_is_stopped_is_no_error_of_its_own() -> None:
