@@ -138,7 +138,15 @@ class JudgeUnavailable(RuntimeError):
 
 
 class JudgeRefusesAll(JudgeUnavailable):
-    """The server refuses every question alike: a wrong model, key, quota or setting, which waiting does not mend."""
+    """The server refuses every question alike: a wrong model, key, quota or setting, which waiting does not mend.
+
+    Attributes:
+        verdict: on the question that was refused, where it may be that one alone; None for any other question.
+    """
+
+    def __init__(self, message: str, verdict: Verdict | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 def is_final(verdict: Verdict | None, protocol: JudgeProtocol) -> bool:

@@ -35,6 +35,7 @@ from physedit.eval_hooks.judges.workbench import WORKBENCH
 
 _REFUSES_ALL = frozenset({None, 401, 402, 403, 404, 405, 429})
 """Statuses of a refusal that holds for every question: wrong key, quota, address or model."""
+_ONE_ALONE = "If it refuses this one question alone, run it again: the others are then asked first."
 
 _PROBE, _PROBE_PX = "Is this picture grey all over?", 448
 """What a server is asked, about a grey picture of this size, to see whether it answers at all."""
@@ -241,9 +242,12 @@ class OpenAICompatibleJudge:
             except VisionUnavailable as error:  # the others are answered
                 return failed_call(str(error), self._protocol)
             except VisionRequestError as error:
-                if error.status not in _REFUSES_ALL and self._queue.has_answered():
-                    return failed_call(str(error), self._protocol)
-                raise self._queue.leave(JudgeRefusesAll(str(error))) from error
+                failed = failed_call(str(error), self._protocol)
+                if error.status in _REFUSES_ALL:
+                    raise self._queue.leave(JudgeRefusesAll(str(error))) from error
+                if self._queue.has_answered():
+                    return failed
+                raise self._queue.leave(JudgeRefusesAll(f"{error} {_ONE_ALONE}", failed)) from error
             self._answered = message
             self._queue.count_answer()
             return reply

@@ -15,6 +15,7 @@ from physedit.eval_hooks.files import file_digest
 from physedit.eval_hooks.judges.judge import (
     Judge,
     JudgeQuestion,
+    JudgeRefusesAll,
     JudgeUnavailable,
     RemoteJudge,
     Verdict,
@@ -73,12 +74,18 @@ class Asking:
         return self._stopped
 
     def open_questions(self, portraits: Sequence[Portrait]) -> list[tuple["Opened", Question]]:
-        """Returns the questions without a final verdict, each with its picture, in order."""
+        """Returns the questions without a final verdict, each with its picture, in order.
+
+        Those that were errors come last: some that fail always must not keep the others from being asked.
+        """
         found = []
-        for each in portraits:
-            questions = [question for question in each.item.questions if self._is_open(each, question)]
-            opened = Opened(each, self._judge, len(questions))
-            found += [(opened, question) for question in questions]
+        for failed_before in (False, True):
+            for each in portraits:
+                questions = [
+                    question for question in each.item.questions if self._is_open(each, question, failed_before)
+                ]
+                opened = Opened(each, self._judge, len(questions))
+                found += [(opened, question) for question in questions]
         return found
 
     @contextmanager
@@ -139,9 +146,10 @@ class Asking:
                 raise found
             return found
 
-    def _is_open(self, each: Portrait, question: Question) -> bool:
+    def _is_open(self, each: Portrait, question: Question, failed_before: bool) -> bool:
         verdict = self._known.get(identity(each.picture, question, self._judge.judge_id))
-        return not is_final(verdict, self._judge.protocol)
+        failed = verdict is not None and verdict.kind is VerdictKind.ERROR
+        return failed is failed_before and not is_final(verdict, self._judge.protocol)
 
     def _row(self, opened: "Opened", question: Question) -> _Row:
         verdict = self._verdict(opened, question)
@@ -154,6 +162,9 @@ class Asking:
             self._raise_if_over()  # while the picture was waited for, another question may have found so
             return opened.answer(image, question)
         except JudgeUnavailable as error:
+            if isinstance(error, JudgeRefusesAll) and error.verdict is not None:
+                self._stopped = error
+                return error.verdict
             self._stopped = self._stopped or error
             return Verdict(kind=VerdictKind.UNSCORED, raw="", explanation=str(self._stopped))
 

@@ -137,10 +137,9 @@ def judge_folder(
 
     ranks.together(out, ask)
     ranks.first_alone(out, lambda: _merge(_rows(portraits, judge, known_answers(sources, judge), kind_of), out))
+    ranks.together(out, lambda: _raise_if_refused(asking[0], out))
     _refuse_unanswered(out, settings.max_unanswered_share)
-    outcome = _outcome(out)
-    ranks.together(out, lambda: _raise_if_refused(asking[0]))
-    return outcome
+    return _outcome(out)
 
 
 def count_verdicts(folder: Path) -> dict[str, int]:
@@ -234,9 +233,15 @@ def _outcome(folder: Path) -> JudgingOutcome:
     return JudgingOutcome(num_questions=len(rows), num_scored=len(rows) - len(unscored), stopped=stopped)
 
 
-def _raise_if_refused(asking: Asking) -> None:
-    if isinstance(asking.stopped, JudgeRefusesAll):
-        raise asking.stopped
+def _raise_if_refused(asking: Asking, out: Path) -> None:
+    """Raises if everything was refused, not if all that was left to ask is what is always refused."""
+    refusal = asking.stopped
+    if not isinstance(refusal, JudgeRefusesAll):
+        return
+    verdicts = Counter(count_verdicts(out))
+    others_are_answered = verdicts.total() - verdicts[VerdictKind.ERROR.value] > 0 and not count_unscored(out)
+    if refusal.verdict is None or not others_are_answered:
+        raise refusal
 
 
 def _refuse_unanswered(folder: Path, max_share: float) -> None:

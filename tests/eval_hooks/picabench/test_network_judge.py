@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.judge_server import NO, YES, Asked, JudgeServer, Reply, busy, failing, judge_server
-from tests.support.stand_ins import PaintingEditor, context_for, png, read_items
+from tests.support.judge_server import NO, YES, Reply, busy, failing, judge_server
+from tests.support.judged_folder import by_question, judge_of, mend, write_folder
+from tests.support.stand_ins import PaintingEditor, context_for, read_items
 
 from physedit.eval_hooks.judges import question_queue
 from physedit.eval_hooks.judges.judge import JudgeRefusesAll
-from physedit.eval_hooks.judges.openai_compatible import OpenAICompatibleJudge
 from physedit.eval_hooks.metrics.accuracy import Accuracy
 from physedit.eval_hooks.picabench.hook import PicaBenchHook
 from physedit.eval_hooks.picabench.judging import (
@@ -32,43 +32,11 @@ from physedit.eval_hooks.picabench.measure import MeasuringRules, measure_folder
 LENIENT = JudgeSettings(max_unanswered_share=0.9)
 
 
-def write_folder(folder: Path, num_items: int, questions_each: int = 1) -> Path:
-    """Writes outputs in the published layout; question N of item M reads ``Is M.N right?``, and yes is right."""
-    items = []
-    for index in range(num_items):
-        name = f"output_img/{index:05d}.png"
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(png(index % 256, 32, 48))
-        box = {"x": 0.0, "y": 0.0, "width": 512.0, "height": 512.0}
-        pairs = [
-            {"question": f"Is {index}.{number} right?", "answer": "Yes", "box": box} for number in range(questions_each)
-        ]
-        items.append({"index": index, "input_path": name, "output_path": name, "annotated_qa_pairs": pairs})
-    (folder / "meta_info.json").write_text(json.dumps(items))
-    return folder
-
-
-def judge_of(server: JudgeServer, **settings: object) -> OpenAICompatibleJudge:
-    defaults: dict[str, object] = {"model": "seer", "protocol": "strict", "concurrency": 4, "patience_s": 20.0}
-    return OpenAICompatibleJudge(base_url=server.base_url, **(defaults | settings))  # type: ignore[arg-type]
-
-
 def accuracy(folder: Path, rules: MeasuringRules = MeasuringRules.PLAIN) -> tuple[float | None, int]:
     """The share of right answers, and of how many items."""
     measure_folder(folder, rules=rules)
     found = Accuracy().score(read_records(folder))
     return found.value, found.n
-
-
-def by_question(replies: dict[str, Reply]) -> Callable[[Asked], Reply]:
-    """Answers a question as told, and any other with yes."""
-    return lambda asked: next((reply for name, reply in replies.items() if f"Is {name} " in asked.texts[0]), Reply())
-
-
-def mend(server: JudgeServer, always: Callable[[Asked], Reply] | Reply) -> None:
-    """Lets the server answer otherwise from now on, and forget what it was asked."""
-    server.always = always
-    server.asked.clear()
 
 
 ODD = {
@@ -163,9 +131,14 @@ def test_e04_a_judge_that_always_refuses_is_asked_once_and_the_evaluation_fails(
         with pytest.raises(JudgeRefusesAll, match=r"HTTP 400: At most 0 image\(s\)"):
             judge_folder(folder, judge_of(server, concurrency=10))
         assert len(server.asked) == 1
-        assert count_verdicts(folder)["unscored"] == 20
+        assert (count_verdicts(folder)["error"], count_verdicts(folder)["unscored"]) == (1, 19)
+        with pytest.raises(JudgeRefusesAll, match="HTTP 400"):
+            judge_folder(folder, judge_of(server, concurrency=10))
+        assert len(server.asked) == 2
         mend(server, Reply())
         assert judge_folder(folder, judge_of(server)).num_scored == 20
+    assert count_verdicts(folder) == {"yes": 20, "no": 0, "unparsed": 0, "refused": 0, "error": 0}
+    assert len(server.asked) == 20
 
 
 @pytest.mark.parametrize("protocol", ["strict", "official"])
