@@ -157,15 +157,13 @@ class VisionClient:
 
     def _ask_until_answered(self, messages: Sequence[VisionMessage]) -> VisionReply:
         started, num_tries, num_faults = time.monotonic(), 0, 0
-        failing_since_s: float | None = None
         while True:
             if not self._gate.pass_through():
                 raise VisionUnavailable(f"{self.settings.name} is not asked any more: this process was told to stop")
-            num_tries += 1
+            num_tries, sent_at_s = num_tries + 1, time.monotonic()
             outcome = self._try_once(messages)
             if isinstance(outcome, VisionReply):
-                return outcome
-            failing_since_s = time.monotonic() if failing_since_s is None else failing_since_s
+                return replace(outcome, sent_at_s=sent_at_s)
             num_faults += outcome.trouble is Trouble.FAULT
             wait_s = outcome.hint_s
             if wait_s is None:
@@ -176,7 +174,7 @@ class VisionClient:
                 raise VisionUnavailable(
                     f"{self.settings.name} did not answer within {waited_s:.0f} s and {num_tries} tries (next wait "
                     f"{wait_s:.0f} s, patience {self.settings.patience_s:.0f} s). It last said: {outcome.said}",
-                    failing_since_s=failing_since_s,
+                    last_sent_s=sent_at_s,
                 )
             logger.info("%s: %s. Asking again in %.1f s.", self.settings.name, outcome.said, wait_s)
             self._wait(outcome, wait_s)

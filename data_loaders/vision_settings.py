@@ -16,12 +16,12 @@ class VisionUnavailable(Exception):
     """The server did not answer within the patience of the settings; what was answered before is kept.
 
     Attributes:
-        failing_since_s: when it first failed on this question, by ``time.monotonic``; infinite if it was not asked.
+        last_sent_s: when the last try was sent, by ``time.monotonic``; infinite if none was.
     """
 
-    def __init__(self, message: str, *, failing_since_s: float = math.inf) -> None:
+    def __init__(self, message: str, *, last_sent_s: float = math.inf) -> None:
         super().__init__(message)
-        self.failing_since_s = failing_since_s
+        self.last_sent_s = last_sent_s
 
 
 class VisionBudgetSpent(VisionUnavailable):

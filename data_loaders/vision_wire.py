@@ -62,6 +62,7 @@ class VisionReply:
         num_input_tokens: as the server counted; 0 if it did not.
         num_output_tokens: likewise.
         model: the model's name as the server returned it; empty if it named none.
+        sent_at_s: when its request was sent, by ``time.monotonic``; 0 if this process sent none.
     """
 
     text: str
@@ -70,6 +71,7 @@ class VisionReply:
     num_input_tokens: int
     num_output_tokens: int
     model: str = ""
+    sent_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class OpenAICompatibleJudge:
                     [message],
                     before_sending=lambda: self._queue.raise_if_left(since),
                     before_failing=lambda error: self._queue.verify_others_are_answered(
-                        JudgeUnavailable(str(error)), error.failing_since_s, since, self._answers_another
+                        JudgeUnavailable(str(error)), error.last_sent_s, since, self._answers_another
                     ),
                 )
             except VisionBudgetSpent as error:
@@ -249,7 +249,7 @@ class OpenAICompatibleJudge:
                     return failed
                 raise self._queue.leave(JudgeRefusesAll(f"{error} {_ONE_ALONE}", failed)) from error
             self._answered = message
-            self._queue.count_answer()
+            self._queue.count_answer(reply.sent_at_s)
             return reply
 
     def _answers_another(self) -> bool:

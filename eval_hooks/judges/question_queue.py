@@ -30,7 +30,7 @@ class QuestionQueue:
         self._told = threading.Condition()
         self._first_is_under_way = False
         self._alone_until_s = 0.0
-        self._answered_at_s: float | None = None
+        self._answer_sent_at_s: float | None = None
         self._finding_out = threading.Lock()
         self._num_failed_in_a_row = 0
         self._left: tuple[float, JudgeUnavailable] | None = None
@@ -70,46 +70,49 @@ class QuestionQueue:
             left_s = self._alone_until_s - time.monotonic()
             self._told.wait_for(lambda: self.has_answered() or self._has_left(arrival), max(0.0, left_s))
 
-    def count_answer(self) -> None:
-        """Notes that the server answered a question."""
+    def count_answer(self, sent_at_s: float) -> None:
+        """Notes that the server answered a question, which was sent then by ``time.monotonic``."""
         self._num_failed_in_a_row = 0
-        self._note_answer()
+        self._note_answer(sent_at_s)
 
-    def _note_answer(self) -> None:
+    def _note_answer(self, sent_at_s: float) -> None:
         with self._told:
-            self._answered_at_s = time.monotonic()
+            self._answer_sent_at_s = max(sent_at_s, self._answer_sent_at_s or 0.0)
             self._told.notify_all()
 
     def has_answered(self) -> bool:
         """True if a question was ever answered."""
-        return self._answered_at_s is not None
+        return self._answer_sent_at_s is not None
 
     def verify_others_are_answered(
-        self, error: JudgeUnavailable, failing_since_s: float, arrival: Arrival, is_another_answered: Callable[[], bool]
+        self, error: JudgeUnavailable, last_sent_s: float, arrival: Arrival, is_another_answered: Callable[[], bool]
     ) -> None:
         """Makes sure that one question fails, and that the judge has not left; one thread finds out for all.
 
+        Only an answer to what was sent after this question's last try proves it: the server may have left between.
+
         Args:
             error: what the question failed by.
-            failing_since_s: since when it does.
+            last_sent_s: when it was sent for the last time.
             arrival: of that question.
-            is_another_answered: asks another question, if none was answered meanwhile.
+            is_another_answered: asks another question, if none that was sent later is answered.
 
         Raises:
             JudgeUnavailable: no other is answered either, or too many in a row have failed with none between.
         """
         with self._finding_out:
-            if self._has_answered_since(failing_since_s):
+            if self._has_answered_what_was_sent_after(last_sent_s):
                 return
             self.raise_if_left(arrival)
             self._num_failed_in_a_row += 1
+            asked_at_s = time.monotonic()
             if self._num_failed_in_a_row <= _MOST_FAILED_IN_A_ROW and is_another_answered():
-                self._note_answer()
-            elif not self._has_answered_since(failing_since_s):  # nor was one while the probe failed
+                self._note_answer(asked_at_s)
+            elif not self._has_answered_what_was_sent_after(last_sent_s):  # nor was one while the probe failed
                 raise self.leave(error)
 
-    def _has_answered_since(self, at_s: float) -> bool:
-        return self._answered_at_s is not None and self._answered_at_s > at_s
+    def _has_answered_what_was_sent_after(self, at_s: float) -> bool:
+        return self._answer_sent_at_s is not None and self._answer_sent_at_s > at_s
 
     def leave(self, error: JudgeUnavailable) -> JudgeUnavailable:
         """Notes why the judge has left, and returns it; questions that come later may try again."""

@@ -63,6 +63,36 @@ def test_an_outage_after_answers_makes_nothing_wrong(status: int) -> None:
     assert kinds.count("unscored") == 12
 
 
+def test_an_answer_that_was_asked_for_before_the_judge_left_is_no_proof_that_it_is_there() -> None:
+    has_failed, is_answered = threading.Event(), threading.Event()
+    num_failed = 0
+
+    def reply(asked: Asked) -> Reply:
+        nonlocal num_failed
+        if "Slow" in asked.texts[0] and not is_answered.is_set():
+            assert has_failed.wait(10.0)
+            return Reply()
+        num_failed += 1
+        if num_failed == 2:  # the other's answer comes between two failures of this one
+            has_failed.set()
+            assert is_answered.wait(10.0)
+        return failing(500)
+
+    with judge_server(always=reply) as server:
+        judge = judge_of(server, concurrency=2, max_failures=2)
+
+        def ask_slow() -> str:
+            kind = judge.answer(PICTURE, JudgeQuestion("Slow?", BOX)).kind.value
+            is_answered.set()
+            return kind
+
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(ask_slow)
+            with pytest.raises(JudgeUnavailable, match="HTTP 500"):
+                judge.answer(PICTURE, JudgeQuestion("Bad?", BOX))
+            assert slow.result() == "yes"
+
+
 def test_questions_that_always_fail_end_nothing_while_others_are_answered() -> None:
     def reply(asked: Asked) -> Reply:
         return failing(500) if "Bad" in asked.texts[0] else Reply()
@@ -176,7 +206,7 @@ def test_a_question_that_is_answered_while_the_probe_fails_is_proof_as_well() ->
     queue, error = QuestionQueue(), JudgeUnavailable("broken")
 
     def fails_while_another_is_answered() -> bool:
-        queue.count_answer()
+        queue.count_answer(time.monotonic())
         return False
 
     queue.verify_others_are_answered(error, time.monotonic(), queue.arrive(), fails_while_another_is_answered)
