@@ -142,6 +142,33 @@ def test_e10_psnr_of_8_bit_pictures_equals_a_float64_reference(dtype: torch.dtyp
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def _side_by_side(picture: torch.Tensor) -> torch.Tensor:
+    return picture.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+
+
+LAYOUTS = {
+    "planes": torch.clone,
+    "interleaved": _side_by_side,
+    "a part": lambda picture: picture.repeat(1, 2, 2)[:, :300, :301],
+}
+
+
+@pytest.mark.parametrize("edited_layout", LAYOUTS)
+@pytest.mark.parametrize("source_layout", LAYOUTS)
+@pytest.mark.parametrize("is_extreme", [True, False])
+def test_psnr_is_exact_in_every_layout_and_over_many_chunks(
+    is_extreme: bool, source_layout: str, edited_layout: str
+) -> None:
+    source, edited = torch.randint(256, (2, 3, 300, 301), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+    if is_extreme:
+        source, edited = torch.zeros_like(source), torch.full_like(edited, 255)
+    outside = torch.ones(300, 301, dtype=torch.bool)
+    outside[20:51, 10:31] = False
+    mean_square = float((source.double() - edited.double())[:, outside].square().mean()) / 255**2
+    found = psnr_outside(LAYOUTS[source_layout](source), LAYOUTS[edited_layout](edited), [Box(10, 20, 20, 30)])
+    assert found == pytest.approx(-10 * math.log10(mean_square), abs=1e-9)
+
+
 def test_p02_the_same_region_is_masked_whatever_the_outputs_size() -> None:
     source = torch.full((3, 80, 100), 100, dtype=torch.uint8)
     area = [Box(20, 10, 39, 29)]  # columns 20 to 59, rows 10 to 39
