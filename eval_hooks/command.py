@@ -11,7 +11,7 @@ from physedit.eval_hooks.external_program import CommandFailed, Reading, parse_a
 from physedit.eval_hooks.files import DamagedFileError, digest_of, read_json, write_json
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport, MetricChange
 from physedit.eval_hooks.ranks import Ranks
-from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys, save_report
+from physedit.eval_hooks.report_file import ReportKeys, finished_reports, load_report, save_report
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,7 @@ class CommandHook:
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` of an earlier start, if the command is the present one."""
-        folders = sorted((run_folder / "eval" / self.name).glob("*"))
-        kept = [each for each in folders if (keys := report_keys(each)) and keys.settings_key == self._settings_key]
-        return tuple(report for report in map(load_report, kept) if report.step <= last_step)
+        return finished_reports(run_folder / "eval" / self.name, self._settings_key, last_step)
 
     def run(self, context: EvalContext) -> EvalReport:
         """Returns what the program says of the adapter at ``context.step`` beside what it says of the base.

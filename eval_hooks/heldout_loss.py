@@ -22,7 +22,7 @@ from physedit.eval_hooks.files import digest_of, link_or_copy
 from physedit.eval_hooks.hook import Cadence, EvalContext, EvalReport
 from physedit.eval_hooks.picabench.generate import made_with, undisturbed
 from physedit.eval_hooks.ranks import Ranks
-from physedit.eval_hooks.report_file import ReportKeys, load_report, report_keys, save_report
+from physedit.eval_hooks.report_file import ReportKeys, finished_reports, load_report, save_report
 from physedit.eval_hooks.row_losses import LOSSES_FILE, RowLosses, changes_of_losses, draw, read_losses, write_losses
 from physedit.models.backbone import Conditioning
 
@@ -99,9 +99,7 @@ class HeldOutLoss:
 
     def finished_reports(self, run_folder: Path, last_step: int) -> tuple[EvalReport, ...]:
         """Returns the reports of steps up to ``last_step`` that an earlier start with these settings has written."""
-        folders = sorted((run_folder / "eval" / self.name).glob("*"))
-        kept = [each for each in folders if (keys := report_keys(each)) and keys.settings_key == self._settings_key]
-        return tuple(report for report in map(load_report, kept) if report.step <= last_step)
+        return finished_reports(run_folder / "eval" / self.name, self._settings_key, last_step)
 
     def run(self, context: EvalContext) -> EvalReport:
         """Returns the change of the loss at ``context.step`` against the base, which has the adapter off.

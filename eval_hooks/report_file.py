@@ -4,6 +4,7 @@
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -12,6 +13,8 @@ from typing import Any
 
 from physedit.eval_hooks.files import DamagedFileError, read_json, write_json
 from physedit.eval_hooks.hook import EvalReport, Flips, MetricChange, MetricValue
+
+log = logging.getLogger(__name__)
 
 _REPORT, _TIMING = "report.json", "timing.json"
 
@@ -107,6 +110,15 @@ def report_keys(folder: Path) -> ReportKeys | None:
     if not {"key", "settings_key"} <= record.keys():
         return None
     return ReportKeys(str(record["key"]), str(record["settings_key"]))
+
+
+def finished_reports(hook_folder: Path, settings_key: str, last_step: int) -> tuple[EvalReport, ...]:
+    """Returns a hook's whole reports of steps up to ``last_step``, by step; those of other settings are left out."""
+    keys_of = {folder: report_keys(folder) for folder in sorted(hook_folder.glob("*"))}
+    kept = [folder for folder, keys in keys_of.items() if keys and keys.settings_key == settings_key]
+    if num_others := sum(keys is not None for keys in keys_of.values()) - len(kept):
+        log.info("%s: %d reports were made with other settings and are left out", hook_folder.name, num_others)
+    return tuple(report for report in map(load_report, kept) if report.step <= last_step)
 
 
 def change_record(change: MetricChange) -> dict[str, object]:

@@ -22,7 +22,7 @@ from physedit.eval_hooks.picabench.reporting import Reporting
 from physedit.eval_hooks.picabench.scoring import Scoring, Work
 from physedit.eval_hooks.picabench.sides import Side, Sides
 from physedit.eval_hooks.ranks import Ranks
-from physedit.eval_hooks.report_file import load_report, report_keys
+from physedit.eval_hooks.report_file import finished_reports, load_report
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +153,7 @@ class PicaBenchHook:
 
         Reports about another benchmark, or made with other edit settings, judge or measures, are left out.
         """
-        keys_of = {folder: report_keys(folder) for folder in sorted((run_folder / "eval" / self._name).glob("*"))}
-        own = self._reporting.settings_key
-        kept = [folder for folder, keys in keys_of.items() if keys and keys.settings_key == own]
-        if others := sum(keys is not None for keys in keys_of.values()) - len(kept):
-            log.info("%s: %d earlier reports were made with other settings and are left out", self._name, others)
-        reports = [load_report(folder) for folder in kept]
-        return tuple(report for report in reports if report.step <= last_step)
+        return finished_reports(run_folder / "eval" / self._name, self._reporting.settings_key, last_step)
 
     def run(self, context: EvalContext) -> EvalReport:
         """Returns the change of the adapter at ``context.step`` against the base; step 0 is the base itself.
