@@ -28,6 +28,7 @@ from physedit.eval_hooks.picabench.official_annotations import (
     official_label,
     official_output,
     official_questions,
+    opens_no_file,
 )
 
 INPUTS, OUTPUTS, TARGETS = "input_img", "output_img", "target_img"
@@ -40,7 +41,7 @@ class OfficialDetails:
 
     Attributes:
         psnr_output: the output that the PSNR script opens, which looks for the path just as it stands.
-        area_fault: why it drops the item from the PSNR, also for a path that ends in a slash; None where it does not.
+        area_fault: why it drops the item from the PSNR, also for a path that ends as a folder's; None if it does not.
         lists_areas: true if ``edit_area`` is a list with entries.
         num_left_out: pairs without a question or an answer, which are not asked.
         num_stale: values of an earlier run in pairs that are not asked, which are counted all the same.
@@ -194,7 +195,7 @@ def _official_item(record: Mapping[str, object], index: int, folder: Path) -> Ed
     questions = official_questions(record, is_asked=bool(output))
     area = official_area(record.get("edit_area"))
     source, psnr_output = record.get("input_path"), record.get("output_path")
-    ends_in_slash = isinstance(psnr_output, str) and psnr_output.endswith("/")
+    is_no_file = opens_no_file(source) or opens_no_file(psnr_output)
     return EditedItem(
         index=index,
         category=official_label(record, "physics_category"),
@@ -207,8 +208,8 @@ def _official_item(record: Mapping[str, object], index: int, folder: Path) -> Ed
         input_path=source if isinstance(source, str) else "",
         output_path=output,
         official=OfficialDetails(
-            psnr_output=psnr_output if psnr_output and isinstance(psnr_output, str) else output,
-            area_fault="its output's path ends in a slash, at which no file opens" if ends_in_slash else area.fault,
+            psnr_output=psnr_output if isinstance(psnr_output, str) else output,
+            area_fault="one of its paths ends in a slash or a dot, where no file opens" if is_no_file else area.fault,
             lists_areas=area.is_list,
             num_left_out=questions.num_left_out,
             num_stale=questions.num_stale,

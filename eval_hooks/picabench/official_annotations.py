@@ -112,6 +112,11 @@ def official_output(record: Mapping[str, object], folder: Path) -> str | None:
     return str(stripped) if (folder / stripped).exists() else raw
 
 
+def opens_no_file(path: object) -> bool:
+    """Tells whether the PSNR script finds no file although one lies there: the path ends as a folder's would."""
+    return isinstance(path, str) and path.endswith(("/", "/."))
+
+
 def crop_name(place: int, group: str, place_in_group: int) -> str:
     """Returns the name under which PicaEval_gpt.py saves the crop of a question.
 
@@ -192,10 +197,10 @@ def _with_finite_numbers(box: Box) -> Box | None:
 
 def _finite_side(start: float, length: float) -> tuple[float, float]:
     end = start + length
-    if math.isnan(end) or (end == math.inf and start < math.inf):
-        return (start if math.isfinite(start) else 0.0), _BEYOND
-    if end == -math.inf:
-        return math.inf, 0.0  # ends before it begins, and so cannot be cropped
+    if start == math.inf or end == -math.inf:
+        return math.inf, 0.0  # cannot be cropped: no pixel is there, or it ends before it begins
+    if math.isnan(end) or end == math.inf:
+        return (start if start > 0 else 0.0), _BEYOND
     return start, length
 
 

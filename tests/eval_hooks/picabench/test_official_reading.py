@@ -36,8 +36,8 @@ def test_outputs_are_found_by_the_published_rules(tmp_path: Path) -> None:
     assert all((folder / item.output_path).is_file() for item in items[:4])
     assert len(read_meta_info(folder, Reading.OFFICIAL)) == 4
     evaluate(folder)
-    # The PSNR script looks for the path just as it stands, and so does not find the first.
-    assert [row["psnr_db"] is None for row in measured_rows(folder)] == [True, False, False, False]
+    # The PSNR script opens output_path just as it stands, and so neither finds the first nor opens the empty third.
+    assert [row["psnr_db"] is None for row in measured_rows(folder)] == [True, False, True, False]
     assert [row["judged_size"] for row in measured_rows(folder)] == [[64, 48]] * 4
     with pytest.raises(DatasetLayoutError, match="An item without output cannot be scored"):
         read_meta_info(folder, Reading.STRICT)
@@ -60,6 +60,10 @@ QUESTIONS: dict[str, tuple[object, list[Box | None]]] = {
     "list for a box": ([pair("Yes", box=[1, 2, 3, 4])], [None]),
     "infinite width": ([pair("Yes", box={**BOX, "width": math.inf})], [Box(100, 50, 1e9, 160)]),
     "infinite start": ([pair("Yes", box={**BOX, "x": math.inf})], [None]),
+    "infinite start, no width": ([pair("Yes", box={**BOX, "x": math.inf, "width": math.nan})], [None]),
+    "infinite start back to nowhere": ([pair("Yes", box={**BOX, "x": math.inf, "width": -math.inf})], [None]),
+    "no width": ([pair("Yes", box={**BOX, "width": math.nan})], [Box(100, 50, 1e9, 160)]),
+    "no height, far above": ([pair("Yes", box={**BOX, "y": -1e9, "height": math.nan})], [Box(100, 0, 200, 1e9)]),
 }
 
 
@@ -95,6 +99,16 @@ def test_records_and_official_files_agree(tmp_path: Path) -> None:
     assert analysis["overall_accuracy"] == 100.0
     assert record.psnr_db == pytest.approx(20 * math.log10(25.5))
     assert record.psnr_512_db == pytest.approx(20 * math.log10(25.5))
+
+
+def test_a_path_that_ends_as_a_folders_does_is_judged_and_not_measured(tmp_path: Path) -> None:
+    endings = [("input_path", "/"), ("input_path", "/."), ("output_path", "/"), ("output_path", "/.")]
+    items = [{key: picture(tmp_path, f"{row}.png", 110) + end} for row, (key, end) in enumerate(endings)]
+    write(tmp_path, *({**item, "annotated_qa_pairs": [pair("Yes")]} for item in items))
+    found = evaluate(tmp_path)
+    assert found["analysis"]["qa_total"] == 4
+    assert [row["judged_size"] for row in measured_rows(tmp_path)] == [[64, 48]] * 4
+    assert found["psnr_analysis"]["overall_statistics"]["count"] == 0  # type: ignore[index]
 
 
 def test_a_folder_for_an_output_is_an_output_that_cannot_be_read(tmp_path: Path) -> None:
