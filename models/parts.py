@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from physedit.models.attention import check_attention, set_attention
-from physedit.models.blocks import CompileBackend, blocks_of, checked_checkpointing, compile_blocks, recompute
+from physedit.models.blocks import CompileBackend, check_backend, checked_checkpointing, compile_blocks, recompute_every
 from physedit.models.encode_once import encoding_once
 from physedit.models.encoding import EncoderKind
 from physedit.models.loading import modules_of
@@ -42,13 +42,11 @@ class MemorySettings:
         quantization: of the transformer's linear layers; None keeps them in the base's dtype.
         gradient_checkpointing: whether the backward pass computes the transformer's blocks again, or n for the first
             of every n of them.
-        compile_blocks: the backend that the transformer's repeated blocks are compiled with; None leaves them as they
-            are.
-        attention: the kernels of the transformer's attention, as ``check_attention`` took them; None for diffusers'
-            own choice.
+        compile_blocks: the backend that compiles the transformer's repeated blocks; None leaves them as they are.
+        attention: the kernels of its attention, as ``check_attention`` took them; None for diffusers' own choice.
 
     Raises:
-        ValueError: no such placement, share of blocks or backend, or a quantisation that cannot be compiled.
+        ValueError: no such placement, share of blocks or backend, or one that cannot compile this quantisation or here.
     """
 
     encoders: Encoders
@@ -62,12 +60,8 @@ class MemorySettings:
             raise ValueError(
                 f"backbone.encoders is '{self.encoders}'; it must be one of {', '.join(get_args(Encoders))}."
             )
-        if self.compile_blocks is not None and self.compile_blocks not in get_args(CompileBackend):
-            raise ValueError(
-                f"backbone.compile_blocks is '{self.compile_blocks}'; it must be null or one of "
-                f"{', '.join(get_args(CompileBackend))}."
-            )
         checked_checkpointing(self.gradient_checkpointing)
+        check_backend(self.compile_blocks)
         check_compiling(self.quantization, self.compile_blocks)
 
 
@@ -101,8 +95,7 @@ class PipelineParts:
         if memory.encoders == "absent":
             for name in self.text_encoders:
                 setattr(pipeline, name, None)
-        if every := checked_checkpointing(memory.gradient_checkpointing):
-            recompute(self.denoiser, blocks_of(self.denoiser)[::every])
+        recompute_every(self.denoiser, memory.gradient_checkpointing)
         if memory.attention is not None:
             set_attention(self.denoiser, memory.attention)
         if memory.compile_blocks is not None:
@@ -266,9 +259,10 @@ def check_blocks(settings: Mapping[str, object], *, has_masks: bool) -> None:
         has_masks: see ``check_attention``.
 
     Raises:
-        ValueError: a share of blocks to recompute that is none, or attention that this machine cannot run.
+        ValueError: a share of blocks to recompute that is none, or blocks or attention that cannot run on this machine.
     """
     checked_checkpointing(settings.get("gradient_checkpointing", False))
+    check_backend(settings.get("compile_blocks"))
     check_attention(settings.get("attention"), dtype=str(settings.get("dtype")), has_masks=has_masks)
 
 

@@ -1,7 +1,9 @@
 """Blocks recomputed in the backward pass, and blocks compiled: what is computed stays the same."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +160,44 @@ def test_compiled_blocks_compute_the_same(name: str) -> None:
 def test_an_unknown_compiler_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"backbone\.compile_blocks is 'fast'; it must be null or one of inductor"):
         EDITORS[name](compile_blocks="fast")
+
+
+def test_inductor_without_a_compiler_of_cxx_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = r"compile_blocks=inductor generates code and needs a C\+\+ compiler \(.+\), which this machine lacks"
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/absent/g++")}):
+        with pytest.raises(ValueError, match=message):
+            EDITORS[name](compile_blocks="inductor")
+        with pytest.raises(ValueError, match=message):
+            type(EDITORS[name]()).outline({"compile_blocks": "inductor"})
+        blocks.check_backend("aot_eager")
+        blocks.check_backend(None)
+
+
+def test_inductor_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(blocks.sysconfig, "get_path", lambda _name: str(tmp_path))
+    with torch._inductor.config.patch({"cpp.cxx": (None, sys.executable)}):  # it tells its version, as compilers do
+        with pytest.raises(ValueError, match=r"needs the headers of Python \(.*Python\.h; in Debian's python3-dev\)"):
+            blocks.check_backend("inductor")
+        (tmp_path / "Python.h").touch()
+        blocks.check_backend("inductor")
+
+
+def test_inductor_for_a_gpu_needs_triton_and_a_compiler_of_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(blocks, "find_spec", lambda name: name if name in found else None)
+    monkeypatch.setattr(blocks.sysconfig, "get_path", lambda _name: str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    with pytest.raises(ValueError, match="needs the package triton"):
+        blocks.check_backend("inductor")
+    found.append("triton")
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    with pytest.raises(ValueError, match=r"needs a C compiler \(.*cc\), which"):
+        blocks.check_backend("inductor")
+    monkeypatch.setenv("CC", sys.executable)
+    blocks.check_backend("inductor")
 
 
 def edits_differ_by(plain: Editor, compiled: Editor) -> int:
