@@ -134,25 +134,21 @@ def official_label(record: Mapping[str, object], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def rows_of_columns(pairs: Mapping[str, object]) -> list[dict[str, object]] | None:
+    """Returns the pairs of a dict of columns; None for a dict of groups, also one whose groups have those names."""
+    columns = [column for name in _COLUMNS if isinstance(column := pairs.get(name), list)]
+    if len(columns) < len(_COLUMNS) or all(isinstance(entry, Mapping) for entry in columns[0]):
+        return None
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in zip(*columns, strict=False)]
+
+
 def _entries(container: object) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The pairs of a list, or of a dict of lists with their group's name."""
-    if isinstance(container, Mapping):
-        columns = [container.get(name) for name in _COLUMNS]
-        if all(isinstance(column, list) for column in columns):
-            yield from _rows(container)
-            return
-        groups = container.items()
-    else:
-        groups = {"": container}.items()
+    rows = rows_of_columns(container) if isinstance(container, Mapping) else container
+    groups = container.items() if isinstance(container, Mapping) and rows is None else {"": rows}.items()
     for group, pairs in groups:
         if isinstance(pairs, list):
             yield from ((group, pair) for pair in pairs if isinstance(pair, Mapping))
-
-
-def _rows(columns: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    lists = [column for name in _COLUMNS if isinstance(column := columns[name], list)]
-    for row in zip(*lists, strict=False):
-        yield "", dict(zip(_COLUMNS, row, strict=True))
 
 
 def _question(pair: Mapping[str, object], group: str) -> Question:

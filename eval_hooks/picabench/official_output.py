@@ -21,7 +21,7 @@ from physedit.eval_hooks.picabench.benchmark_rows import META_INFO
 from physedit.eval_hooks.picabench.folder import EditedItem, read_all_items
 from physedit.eval_hooks.picabench.judging import ITEMS_FILE
 from physedit.eval_hooks.picabench.measure import measured_rows, reading_of
-from physedit.eval_hooks.picabench.official_annotations import VIZ_MODE, crop_name
+from physedit.eval_hooks.picabench.official_annotations import VIZ_MODE, crop_name, rows_of_columns
 
 OUTPUT_FILE = "output.json"
 ADDED_KEYS = (
@@ -31,7 +31,6 @@ ADDED_KEYS = (
 
 _PAIRS = "annotated_qa_pairs"
 _GROUP_OF_A_LIST = "annotated_qa"
-_COLUMNS = ("question", "answer", "box")
 
 
 def write_official_output(folder: Path, out: Path | None = None) -> None:
@@ -111,11 +110,8 @@ def _with_answers(record: Mapping[str, object], answered: _Answered) -> dict[str
 def _plain(pairs: object) -> object:
     """Returns the pairs as a list, or a dict of lists, that can be written to; columns become a list of pairs."""
     if isinstance(pairs, Mapping):
-        columns = [pairs.get(name) for name in _COLUMNS]
-        lists = [column for column in columns if isinstance(column, list)]
-        if len(lists) == len(columns):
-            return [dict(zip(_COLUMNS, row, strict=True)) for row in zip(*lists, strict=False)]
-        return {group: _plain(entries) for group, entries in pairs.items()}
+        rows = rows_of_columns(pairs)
+        return {group: _plain(entries) for group, entries in pairs.items()} if rows is None else rows
     if isinstance(pairs, list):
         return [dict(pair) if isinstance(pair, Mapping) else pair for pair in pairs]
     return pairs

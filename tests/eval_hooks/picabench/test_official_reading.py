@@ -46,6 +46,10 @@ def test_outputs_are_found_by_the_published_rules(tmp_path: Path) -> None:
 QUESTIONS: dict[str, tuple[object, list[Box | None]]] = {
     "list": ([pair("Yes"), {"question": "", "answer": "No"}], [Box(100, 50, 200, 160)]),
     "dict of lists": ({"A": [pair("Yes")], "B": [pair("No")]}, [Box(100, 50, 200, 160)] * 2),
+    "groups named as columns are": (
+        {"question": [pair("Yes")], "answer": [pair("No")], "box": []},
+        [Box(100, 50, 200, 160)] * 2,
+    ),
     "slash in the group's name": ({"A/B": [pair("Yes")]}, [None]),
     "group's name as long as a file's may be": ({"A" * 222: [pair("Yes")]}, [Box(100, 50, 200, 160)]),
     "longer": ({"A" * 223: [pair("Yes")]}, [None]),
