@@ -63,8 +63,9 @@ def test_all_threads_keep_the_wait_and_the_limit():
     assert [reply.text for reply in replies] == [GOOD] * 6
     assert server.most_at_once == 2
     refused_at = server.asked[2].at_s
-    # One question may have been under way when the server asked for the wait.
-    assert sum(refused_at < asked.at_s < refused_at + 0.45 for asked in server.asked) <= 1
+    # One question may have been under way then, and its thread have sent another before the refusal was read.
+    # Without the common wait it would send all four.
+    assert sum(refused_at < asked.at_s < refused_at + 0.45 for asked in server.asked) <= 2
 
 
 @pytest.mark.parametrize("status", [408, 500, 503])
