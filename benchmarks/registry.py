@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("start_up", "seconds to the first step over imports alone", quick=("--rounds", "3")),
     Benchmark("step_overhead", "a training step against a bare loop over the same modules", quick=("--rounds", "4")),
     Benchmark("step_time", "milliseconds of a training step by part", quick=("--steps", "50")),
+    Benchmark("compiled", "steps and calls of compiled blocks over others; compiling", is_asked_for=True),
     Benchmark("from_videos", "examining a video; give videos", is_asked_for=True),
     Benchmark("demo", "the demo against what it promises, six minutes", is_asked_for=True),
     Benchmark("kills", "twenty kills of a process of a run, ten minutes", ("--kills", "20"), is_asked_for=True),
