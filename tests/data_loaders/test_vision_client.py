@@ -61,7 +61,7 @@ def test_all_threads_keep_the_wait_and_the_limit():
             server.script.append(Reply(status=429, error=BUSY, headers={"Retry-After": "0.5"}))
             replies = list(pool.map(lambda _: client.ask(QUESTION), range(6)))
     assert [reply.text for reply in replies] == [GOOD] * 6
-    assert server.most_at_once == 2
+    assert server.most_at_once <= 2
     refused_at = server.asked[2].at_s
     # One question may have been under way then, and its thread have sent another before the refusal was read.
     # Without the common wait it would send all four.
@@ -79,9 +79,9 @@ def test_patience_ends():
     with judge_server(always=Reply(status=503, error={"message": "loading the model"})) as server:
         started = time.monotonic()
         with pytest.raises(VisionUnavailable, match="loading the model"):
-            client_of(server, patience_s=0.3).ask(QUESTION)
-    assert time.monotonic() - started < 20
-    assert len(server.asked) > 3
+            client_of(server, patience_s=2.0).ask(QUESTION)
+    assert 1.9 < time.monotonic() - started < 20
+    assert len(server.asked) > 1
     overloaded = Reply(status=429, error=BUSY, headers={"Retry-After": "4000"})
     with judge_server([overloaded], FINE) as server, pytest.raises(VisionUnavailable, match="4000 s"):
         client_of(server).ask(QUESTION)
