@@ -54,7 +54,7 @@ def psnr_outside(source: Tensor, edited: Tensor, edit_area: Sequence[Box]) -> fl
         apart = (edited.to(torch.float64) - source.to(torch.float64)) / 255
         total = float(apart[:, outside].square().sum())
     mean_square = total / (3 * num_pixels)
-    return _SAME_DB if mean_square < _SAME_BELOW_MSE else -10 * math.log10(mean_square)
+    return _SAME_DB if mean_square < _SAME_BELOW_MSE else 0.0 - 10 * math.log10(mean_square)  # 0.0, not -0.0
 
 
 def psnr_in_square(
