@@ -27,8 +27,10 @@ SQUARE_SIDE_PX = 512
 """Side of the square to which the published example squeezes pictures. Source: PICABench's README, ``--size 512``."""
 _SAME_BELOW_MSE = 1e-10  # PicaEval_consistency.py
 _SAME_DB = 100.0  # PicaEval_consistency.py
-_CHUNK = 2**16
-"""Values squared at once: they stay in a core's cache, and so many squares of at most 255^2 fit in 32 bits."""
+_CHUNK = 2**19
+"""Values compared at once: few calls, each long, so that threads do not wait for each other. By benchmarks/psnr.py."""
+_SUMMED = 2**16
+"""So many squares of at most 255^2 fit in 32 bits, which are summed twice as fast as 64."""
 
 
 def psnr_outside(source: Tensor, edited: Tensor, edit_area: Sequence[Box]) -> float | None:
@@ -79,21 +81,21 @@ def outside_mask(height: int, width: int, edit_area: Sequence[Box]) -> Tensor | 
     Both corners belong to a rectangle, and their coordinates are truncated towards zero: x 3.9 and width 5 cover the
     columns 3 to 8. Drawn with Pillow, as the published script draws it.
     """
-    drawn = Image.new("L", (width, height), 255)
+    drawn = Image.new("L", (width, height), 1)
     pen = ImageDraw.Draw(drawn)
     for box in edit_area:
         try:
             pen.rectangle([box.x, box.y, box.x + box.width, box.y + box.height], fill=0)
         except (ValueError, OverflowError):
             return None
-    return torch.from_numpy(np.array(drawn) > 0)
+    return torch.from_numpy(np.array(drawn).view(np.bool_))
 
 
 def _squares_of_levels(source: Tensor, edited: Tensor, outside: Tensor) -> int:
     """The sum of squared differences of levels outside the edit, exact."""
     is_interleaved = source.stride(0) == 1
     first, second = (_in_planes(picture, is_interleaved) for picture in (source, edited))
-    counted = _of_each_channel(outside) if is_interleaved else outside.reshape(-1).numpy()
+    counted = (_of_each_channel(outside) if is_interleaved else outside.reshape(-1).numpy()).view(np.uint8)
     larger, smaller = np.empty((2, _CHUNK), dtype=np.uint8)
     squares = np.empty(_CHUNK, dtype=np.uint16)
     total = 0
@@ -103,11 +105,12 @@ def _squares_of_levels(source: Tensor, edited: Tensor, outside: Tensor) -> int:
             size = part.stop - start
             apart: NDArray[np.uint8] = np.maximum(one[part], other[part], out=larger[:size])
             apart -= np.minimum(one[part], other[part], out=smaller[:size])
-            np.multiply(apart, counted[part], out=apart)
+            apart *= counted[part]
             square = squares[:size]
             square[...] = apart
             square *= square
-            total += int(square.sum(dtype=np.uint32))
+            sums = np.add.reduceat(square, np.arange(0, size, _SUMMED), dtype=np.uint32)
+            total += int(sums.sum(dtype=np.uint64))
     return total
 
 
