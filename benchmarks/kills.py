@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("root", type=Path, nargs="?", help="must not be there")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-steps", type=int, default=600)
+    parser.add_argument("--num-steps", type=int, default=1500, help="more than the kills leave time for")
     add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -94,8 +94,11 @@ def _kill_once(root: Path, name: str, num_steps: int, draws: random.Random, numb
         time.sleep(draws.uniform(0.0, 4.0))
     else:
         time.sleep(draws.uniform(1.0, 15.0))
-    launcher, *ranks = _processes(launch)
-    victim = draws.choice([launcher, *ranks])
+    processes = _processes(launch)
+    if not processes:
+        raise SystemExit(f"{root / name} ended before kill {number}; see {root / name}.log, or give more --num-steps.")
+    launcher, *ranks = processes
+    victim = draws.choice(processes)
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
     while _processes(launch) and time.monotonic() - killed < SECONDS_TO_END:
