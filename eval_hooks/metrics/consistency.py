@@ -30,7 +30,7 @@ _SAME_DB = 100.0  # PicaEval_consistency.py
 _CHUNK = 2**19
 """Values compared at once: few calls, each long, so that threads do not wait for each other. By benchmarks/psnr.py."""
 _SUMMED = 2**16
-"""So many squares of at most 255^2 fit in 32 bits, which are summed twice as fast as 64."""
+"""So many squares of at most 255^2 fit in 32 bits, which are summed faster than 64."""
 
 
 def psnr_outside(source: Tensor, edited: Tensor, edit_area: Sequence[Box]) -> float | None:
@@ -123,7 +123,7 @@ def _in_planes(picture: Tensor, is_interleaved: bool) -> NDArray[np.uint8]:
 def _of_each_channel(outside: Tensor) -> NDArray[np.bool_]:
     """A mask of pixels as one of interleaved levels, ``[H * W * 3]``."""
     counted = np.empty((*outside.shape, 3), dtype=np.bool_)
-    for channel in range(3):  # broadcasting over the innermost axis takes five times as long
+    for channel in range(3):  # broadcasting over the innermost axis is slow
         counted[..., channel] = outside
     return counted.reshape(-1)
 
